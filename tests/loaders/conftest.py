@@ -6,6 +6,7 @@ import signal
 import threading
 from concurrent.futures import Future
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 from every_loader import LOADERS, Case, make
@@ -86,6 +87,16 @@ def alarm():
     before = signal.signal(signal.SIGALRM, expire)
     yield
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Stands in for the `time` module of timers and timelines: time passes only where a test says so."""
+    clock = SimpleNamespace(now=0.0, cpu=0.0)
+    clock.perf_counter, clock.thread_time = lambda: clock.now, lambda: clock.cpu
+    for module in ("timing", "timeline"):
+        monkeypatch.setattr(f"loaders.{module}.time", clock)
+    return clock
 
 
 @pytest.fixture

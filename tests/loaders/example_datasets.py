@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset
 
 
 class Numbers:
@@ -21,6 +22,27 @@ class Numbers:
         return self.length
 
     def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset, Numbers):
+    """Gives 0, 1, ..."""
+
+    def __iter__(self):
+        return iter(range(self.length))
+
+
+class Waiting(Numbers):
+    """Sample i is i; who reads sample `late`, or a later one, says that it `begins`, and waits for `go`."""
+
+    def __init__(self, length: int, late: int, events=multiprocessing) -> None:
+        super().__init__(length)
+        self.late, self.go, self.begins = late, events.Event(), events.Event()
+
+    def __getitem__(self, index: int) -> int:
+        if index >= self.late:
+            self.begins.set()
+            assert self.go.wait(60)
         return index
 
 
@@ -82,6 +104,8 @@ def failing(kind: type, how: str, bad: tuple[int, ...], times: int | None = None
             self.failed[index] += 1
             if how == "raise":
                 raise ValueError(f"sample {index} is bad")
+            if how == "stop":
+                next(iter(()))
             if how == "exit":
                 os._exit(0)
             if how == "hang":

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import torch
+from example_datasets import outcomes
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders import WorkerLoader
@@ -96,14 +97,7 @@ class Refilled(Numbers):
 
 def seen(batches) -> list:
     """What a consumer gets, errors in their places."""
-    found, iterator = [], iter(batches)
-    while True:
-        try:
-            found.append(next(iterator).tolist())
-        except StopIteration:
-            return found
-        except KeyError as error:
-            found.append(str(error).split()[-1])
+    return [outcome.split()[-1] if isinstance(outcome, str) else outcome for outcome in outcomes(batches)]
 
 
 def loader_of(dataset, workers: int, **settings) -> WorkerLoader:

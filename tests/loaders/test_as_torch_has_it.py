@@ -7,17 +7,12 @@ import numpy as np
 import pytest
 import torch
 from every_loader import saved
-from example_datasets import Numbers, contents
-from torch.utils.data import DataLoader, IterableDataset
+from example_datasets import Numbers, Stream, contents
+from torch.utils.data import DataLoader
 
 from loaders import Preloader, ResidentLoader, SeededLoader, TorchLoader, WorkerLoader
 
 LENGTH, BATCH_SIZE = 24, 4
-
-
-class Stream(IterableDataset, Numbers):
-    def __iter__(self):
-        return iter(range(self.length))
 
 
 OF_SEEDS = ["set_epoch", "state_dict", "load_state_dict"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from example_datasets import Numbers, contents, outcomes
+from example_datasets import Noisy, Numbers, Written, contents, failing, outcomes
 
 from loaders import ResidentLoader, WorkerLoader
 
@@ -14,7 +14,7 @@ FIRST, LAST = [0, 1, 2, 3], [8, 9, 10, 11]
 # Which methods count
 
 
-class Written(Numbers):
+class EveryMethod(Numbers):
     """Sample i is i, through each method that a dataset may have."""
 
     def __getitem__(self, index: int) -> dict:
@@ -30,7 +30,7 @@ class Written(Numbers):
         return {"number": np.arange(self.length)}
 
 
-class Tripled(Written):
+class Tripled(EveryMethod):
     """A forker's first edit."""
 
     def __getitem__(self, index: int) -> dict:
@@ -43,7 +43,7 @@ class Wrapper(Numbers):
     __getitem__ = Tripled.__getitem__
 
     def __getattr__(self, name: str):
-        return getattr(Written(LENGTH), name)
+        return getattr(EveryMethod(LENGTH), name)
 
 
 class OnTheInstance(Numbers):
@@ -53,7 +53,7 @@ class OnTheInstance(Numbers):
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
-        written = Written(length)
+        written = EveryMethod(length)
         self.sample_spec, self.read_batch, self.arrays = written.sample_spec, written.read_batch, written.arrays
 
 
@@ -113,39 +113,19 @@ def test_read_batch_that_replaces_a_tensor_is_named_and_rows_that_it_forgets_are
 # StopIteration
 
 
-def stop_at_5(indices) -> None:
-    if 5 in indices:
-        next(iter(()))
+@pytest.mark.parametrize("where", [Noisy, Written, "collate_fn"])
+def test_stop_iteration_is_the_error_of_its_batch_and_never_the_end_of_the_epoch(where, reader):
+    def stops_at_4(samples: list) -> dict:
+        return next(iter(())) if samples[0] == 4 else {"index": torch.tensor(samples)}
 
-
-class StopsInItem(Numbers):
-    """Reading one of the middle batch's samples raises StopIteration."""
-
-    def __getitem__(self, index: int) -> int:
-        stop_at_5([index])
-        return index
-
-
-class StopsInBatch(Written):
-    def read_batch(self, indices, out, random) -> None:
-        stop_at_5(indices)
-        super().read_batch(indices, out, random)
-
-
-def stops(samples, random=None) -> torch.Tensor:
-    stop_at_5(samples)
-    return torch.as_tensor(samples)
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"), [(StopsInItem, {}), (StopsInBatch, {}), (Numbers, {"collate_fn": stops})]
-)
-def test_stop_iteration_is_the_error_of_its_batch_and_never_the_end_of_the_epoch(kind, settings, reader):
-    with WorkerLoader(kind(LENGTH), BATCH_SIZE, seed=0, persistent_workers=True, **settings, **reader) as loader:
+    if where == "collate_fn":
+        dataset, reader["collate_fn"] = Numbers(LENGTH), stops_at_4
+    else:
+        dataset = failing(where, "stop", (5,), length=LENGTH)
+    with WorkerLoader(dataset, BATCH_SIZE, seed=0, persistent_workers=True, **reader) as loader:
         for _ in range(2):
             first, error, last = outcomes(loader)
-            assert "StopIteration" in error
-            assert (first, last) in [(FIRST, LAST), ({"number": FIRST}, {"number": LAST})]
+            assert "StopIteration" in error and (first["index"], last["index"]) == (FIRST, LAST)
 
 
 # Datasets with __getitems__ only

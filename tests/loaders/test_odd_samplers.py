@@ -124,17 +124,14 @@ def test_a_samplers_error_comes_in_its_place_and_ends_the_epoch(kind, sampler):
     assert drawn == draw_globals(), "the global generators are as they were"
 
 
-class NotFound:
-    """Raises as soon as it is iterated."""
-
-    def __iter__(self):
-        raise FileNotFoundError("order.txt")
+def not_found():
+    raise FileNotFoundError("order.txt")
 
 
-@pytest.mark.parametrize("as_batches", [False, True])
+@AS_BATCHES
 @pytest.mark.parametrize("seed", [None, 0])
 def test_a_sampler_that_raises_when_it_is_iterated_is_an_error_of_the_epoch(seed, as_batches):
-    sampler = {"batch_sampler" if as_batches else "sampler": NotFound()}
+    sampler = {"batch_sampler" if as_batches else "sampler": Made(not_found)}
     with WorkerLoader(range(8), num_workers=1, seed=seed, **sampler) as loader:
         for _ in range(2):
             with pytest.raises(FileNotFoundError, match=r"order\.txt"):

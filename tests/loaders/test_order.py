@@ -8,6 +8,7 @@ from math import ceil
 import numpy as np
 import pytest
 from example_datasets import Numbers, contents
+from example_samplers import Made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -143,26 +144,14 @@ def test_a_rank_starts_and_resumes_anywhere_in_a_billion_samples_at_the_cost_of_
         tracemalloc.stop()
 
 
-class Endless:
-    """A sampler of 20 million, which counts what was drawn."""
-
-    drawn = 0
-
-    def __len__(self) -> int:
-        return 20_000_000
-
-    def __iter__(self):
-        for index in range(len(self)):
-            self.drawn += 1
-            yield index
-
-
 def test_a_sampler_of_20_million_starts_at_once_and_is_drawn_as_it_is_needed():
-    sampler = Endless()
+    indices = itertools.count()
+    sampler = Made(lambda: indices)
+    sampler.length = 20_000_000
     with WorkerLoader(Numbers(20_000_000), 4, sampler=sampler, num_workers=2, seed=0) as loader:
         assert contents(itertools.islice(iter(loader), 3)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
         assert len(loader) == 5_000_000
-    assert sampler.drawn < 100_000
+    assert next(indices) < 100_000
 
 
 # Batches that roll over to the next epoch

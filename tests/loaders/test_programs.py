@@ -152,6 +152,3 @@ def test_a_worker_init_fn_that_is_a_method_of_the_dataset_has_the_dataset_that_i
     settings = {"num_workers": 1, "multiprocessing_context": method, "seed": seed}
     with WorkerLoader(dataset, 2, worker_init_fn=dataset.open, **settings) as loader:
         assert contents(loader) == [[100, 101]]
-
-
-# What programs do to a loader

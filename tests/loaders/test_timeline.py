@@ -1,21 +1,11 @@
 """Timeline records what workers, preloader, device and training loop do, and each batch on its way through them."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from example_datasets import Numbers
 
-from loaders import Preloader, StepTimer, Timeline, WorkerLoader, timeline
+from loaders import Preloader, StepTimer, Timeline, WorkerLoader
 from loaders.timeline import WorkClock
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = SimpleNamespace(now=0.0, cpu=0.0)
-    stand_in = SimpleNamespace(perf_counter=lambda: clock.now, thread_time=lambda: clock.cpu)
-    monkeypatch.setattr(timeline, "time", stand_in)
-    return clock
 
 
 def test_a_worker_clock_tells_computing_and_idling_apart(clock):

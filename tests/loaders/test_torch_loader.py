@@ -3,7 +3,7 @@
 import pytest
 import torch
 from every_loader import ordered
-from example_datasets import Augmented, Noisy, Numbers, contents, failing
+from example_datasets import Augmented, Noisy, Numbers, Stream, contents, failing
 
 from loaders import Preloader, TorchLoader
 from loaders.baselines import CachedLoader, TorchStream
@@ -66,32 +66,13 @@ def test_the_first_full_batches_come_again_and_again_and_the_dataset_is_read_for
     assert len(reads) <= 2 * 8 and len(loader) == -(-length // 2)
 
 
-class Slow(Numbers):
-    """Sample 20 waits for `go`."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.go = torch.multiprocessing.get_context("fork").Event()
-
-    def __getitem__(self, index: int) -> int:
-        return index if index != 20 or self.go.wait(60) else -1
-
-
 def test_close_ends_a_preloaders_thread_that_waits_for_torchs_worker(torch_looks_often, make):
-    preloader = Preloader(make(Slow(100), 4, num_workers=1), "cpu", 2)
-    assert contents(next(preloader) for _ in range(3))[-1] == [8, 9, 10, 11]
+    preloader = Preloader(make(failing(Noisy, "hang", (20,)), 4, num_workers=1), "cpu", 2)
+    assert [next(preloader)["index"].tolist() for _ in range(3)][-1] == [8, 9, 10, 11]
     preloader.close()  # conftest.py sees whether the thread has ended
 
 
 # TorchStream
-
-
-class Stream(torch.utils.data.IterableDataset):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __iter__(self):
-        return iter(range(self.length))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from example_datasets import Noisy, Numbers, Written, contents, plain
+from example_datasets import Noisy, Numbers, Waiting, Written, contents, plain
 from torch.utils.data import DataLoader
 
 from loaders import WorkerLoader
@@ -151,28 +151,17 @@ def test_the_next_epochs_first_batches_are_loaded_while_the_loop_evaluates(bound
 # What else a loader does
 
 
-class Ordered(Numbers):
-    """Sample 0 is read when the consumer has a later batch."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.go = torch.multiprocessing.get_context("fork").Event()
-
-    def __getitem__(self, index: int) -> int:
-        assert index != 0 or self.go.wait(30)
-        return index
-
-
 @SEEDS
 def test_out_of_order_an_epoch_has_its_own_batches_only_in_another_order_and_no_state(seed):
-    with WorkerLoader(Ordered(12), 2, num_workers=2, in_order=False, seed=seed, persistent_workers=True) as loader:
+    settings = {"num_workers": 2, "in_order": False, "seed": seed, "persistent_workers": True}
+    with WorkerLoader(Waiting(12, 10), 2, sampler=range(11, -1, -1), **settings) as loader:
         for epoch in range(3):
             iterator = iter(loader)
             first = plain(next(iterator))
             loader.dataset.go.set()
             batches = [first, *contents(iterator)]
-            assert sorted(batches) == [[at, at + 1] for at in range(0, 12, 2)]
-            assert epoch or first != [0, 1]
+            assert sorted(batches) == [[at + 1, at] for at in range(0, 12, 2)]
+            assert epoch or first != [11, 10]
         if seed is not None:
             with pytest.raises(ValueError, match="in_order=False"):
                 loader.state_dict()

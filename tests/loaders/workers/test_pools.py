@@ -1,39 +1,20 @@
 """What worker processes, worker threads, or the calling thread do, as a loader shows it."""
 
+import multiprocessing
 import os
 import random
 import resource
 import threading
-from multiprocessing import get_context
 
 import numpy as np
 import pytest
 import torch
-from example_datasets import Numbers, Written, outcomes
+from example_datasets import Numbers, Waiting, Written, outcomes
 from torch.utils.data import DataLoader, get_worker_info
 
 from loaders import WorkerFailure, WorkerLoader
 
 METHODS = pytest.mark.parametrize("method", ["multiprocessing", "thread"])
-
-
-class Waiting(Numbers):
-    """From sample 4 on it says that it `begins`, and waits for `go`."""
-
-    def __init__(self, events) -> None:
-        super().__init__(8)
-        self.go, self.begins, self.read = events.Event(), events.Event(), []
-
-    def __getitem__(self, index: int) -> int:
-        self.read.append(index)
-        if index >= 4:
-            self.begins.set()
-            assert self.go.wait(60)
-        return index
-
-
-def waiting(method: str) -> Waiting:
-    return Waiting(threading if method == "thread" else get_context("fork"))
 
 
 @METHODS
@@ -51,7 +32,7 @@ def test_a_failed_worker_init_fn_is_the_error_of_every_batch_of_that_worker(meth
 @METHODS
 @pytest.mark.parametrize("seed", [None, 0])
 def test_whoever_waits_for_a_batch_is_told_that_the_loader_was_closed(method, seed, in_thread, bound):
-    dataset = waiting(method)
+    dataset = Waiting(8, 4, threading if method == "thread" else multiprocessing)
     loader = WorkerLoader(dataset, 4, num_workers=1, worker_method=method, seed=seed)
     iterator = iter(loader)
     next(iterator)
@@ -79,7 +60,7 @@ def test_whoever_asks_for_a_batch_while_another_thread_closes_the_loader_is_told
 
 def test_a_worker_is_set_up_as_torchs_is():
     def setups(kind: type) -> list:
-        told = get_context("fork").SimpleQueue()
+        told = multiprocessing.SimpleQueue()
 
         def init_fn(worker: int) -> None:
             info = get_worker_info()
@@ -119,7 +100,7 @@ def test_a_worker_without_descriptors_gets_an_error_in_words():
 
 @pytest.mark.parametrize("where", ["task", "worker_init_fn"])
 def test_a_thread_that_takes_longer_than_the_timeout_is_an_error(where):
-    dataset, go = waiting("thread"), threading.Event()
+    dataset, go = Waiting(8, 4, threading), threading.Event()
     init_fn = None if where == "task" else lambda worker: go.wait(60)
     settings = {"num_workers": 1, "worker_method": "thread", "timeout": 0.01, "worker_init_fn": init_fn}
     loader = WorkerLoader(dataset, 8, **settings)
