@@ -133,7 +133,7 @@ def test_an_object_is_moved_by_its_own_method_whatever_that_returns(make):
     assert (batch[0].device, batch[1]["a"].device, batch[2]) == ("meta", "meta", "text")
 
 
-# Errors
+# Errors. Those of the loader: test_contract_faults.py
 
 
 def raising(error: BaseException):
@@ -167,28 +167,6 @@ def test_a_transforms_error_comes_in_its_place_with_its_traceback_and_the_epoch_
         assert (first, last, end) == (0, 2, None)
         assert type(error) is kind and str(error).startswith(message.format(depth=depth))
         assert "in transform" in "".join(traceback.format_exception(error))
-
-
-@DEPTHS
-def test_a_loaders_error_comes_in_its_place_with_its_traceback_and_the_epoch_goes_on(make, depth):
-    class Failing:
-        number = -1
-
-        def __iter__(self):
-            return self
-
-        def __next__(self) -> torch.Tensor:
-            self.number += 1
-            if self.number == 1:
-                raise LookupError("batch 1 is bad")
-            if self.number == 3:
-                raise StopIteration
-            return torch.tensor([self.number])
-
-    iterator = iter(make(Failing(), depth))
-    first, error, last, end = (outcome(iterator) for _ in range(4))
-    assert (first, str(error), last, end) == (0, "batch 1 is bad", 2, None)
-    assert "in __next__" in "".join(traceback.format_exception(error))
 
 
 @DEPTHS
