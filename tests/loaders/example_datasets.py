@@ -46,6 +46,30 @@ class Waiting(Numbers):
         return index
 
 
+class Slow(Numbers):
+    """A sample takes a while; the first one says that it has `begun`."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.begun = multiprocessing.Event()
+
+    def __getitem__(self, index: int) -> int:
+        self.begun.set()
+        threading.Event().wait(0.02)
+        return index
+
+
+class Sized(Numbers):
+    """Sample i is `sizes[i]` bytes of value i modulo 251."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(len(sizes))
+        self.sizes = sizes
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.sizes[index],), index % 251, dtype=torch.uint8)
+
+
 class Faulty(Numbers):
     """Sample i is i, but reading one of `bad` raises."""
 

@@ -9,13 +9,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders import WorkerLoader
 
-SAMPLES = 60
-
 
 class Numbers(IterableDataset):
     """Streams of uneven length. A sample is its number, and three random ones."""
 
-    def __init__(self, samples: int = SAMPLES) -> None:
+    def __init__(self, samples: int = 60) -> None:
         self.samples = samples
 
     def __iter__(self):

@@ -61,7 +61,7 @@ LEAVES: dict[str, Callable[[int, str], Any]] = {
     "meta": lambda i, d: torch.ones(2, i + 1, device="meta"),
     "random": lambda i, d: torch.rand(2) + random.random() + float(np.random.rand()),
     "arrays": lambda i, d: [np.asfortranarray(np.ones((2, 3)) * i), np.array([(i, 0.5)], [("a", "i8"), ("b", "f4")])],
-    "scalars": lambda i, d: [np.float32(i), f"sample {i}", b"sample %d" % i, i + 0.5],
+    "scalars": lambda i, d: [np.float32(i), torch.tensor(i), f"sample {i}", b"sample %d" % i, i + 0.5],
     "namedtuple": lambda i, d: Pair(torch.full((2,), i), i),
     "others": lambda i, d: [None, {i}, range(i), OrderedDict(b=i), np.array([{}])],
 }

@@ -9,7 +9,7 @@ import threading
 import weakref
 
 import pytest
-from example_datasets import Faulty, Numbers, contents
+from example_datasets import Faulty, Numbers, Slow, contents
 
 from loaders import Preloader, WorkerLoader
 
@@ -74,20 +74,9 @@ def test_a_worker_finishes_its_sample_and_so_releases_its_lock_unless_that_takes
         assert -signal.SIGKILL in [worker.exitcode for worker in workers]
 
 
-class Slow(Numbers):
-    """A batch of all its samples takes a minute."""
-
-    begun = multiprocessing.Event()
-
-    def __getitem__(self, index: int) -> int:
-        self.begun.set()
-        threading.Event().wait(0.06)
-        return index
-
-
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_a_worker_that_is_in_the_middle_of_a_batch_ends_after_its_sample(method, bound, caplog):
-    with WorkerLoader(Slow(1000), 1000, num_workers=1, worker_method=method) as loader:
+    with WorkerLoader(Slow(1000), 1000, num_workers=1, worker_method=method) as loader:  # a batch: 20 seconds
         _iterator = iter(loader)
         workers = multiprocessing.active_children()
         assert loader.dataset.begun.wait(bound)

@@ -1,6 +1,5 @@
 """A program that forks while a loader runs: the child gets a sentence, and the parent's epoch does not change."""
 
-import json
 import os
 import select
 import signal
@@ -105,34 +104,28 @@ def test_a_worker_imports_nothing_as_another_thread_may_have_held_the_lock_of_a_
 
 
 EXITING_CHILD = """
-import gc, json, os, sys
+import gc, os, sys
 from loaders import Preloader, WorkerLoader
 
-def run(loader, way):
+for seed in (0, None):
+    loader = WorkerLoader(range(80), 4, num_workers=2, seed=seed, persistent_workers=True)
+    if seed == 0:
+        loader = Preloader(loader, "cpu", 2)
     batches = iter(loader)
-    seen = [next(batches).tolist()]
+    seen = next(batches).tolist()
     child = os.fork()
     if child == 0:
-        if way == "collected":
+        if seed is None:
             del loader, batches
             gc.collect()
         sys.exit(0)
     os.waitpid(child, 0)
-    seen += [batch.tolist() for batch in batches]
-    deaths = loader.stats()["workers"]["deaths"]
+    seen += [row for batch in batches for row in batch.tolist()]
+    print(seen == list(range(80)), loader.stats()["workers"]["deaths"])
     loader.close()
-    return seen, deaths
-
-results = []
-for seed, preloads, way in (0, True, "exit"), (None, False, "collected"):
-    loader = WorkerLoader(range(80), 4, num_workers=2, seed=seed, persistent_workers=True)
-    results.append(run(Preloader(loader, "cpu", 2) if preloads else loader, way))
-print(json.dumps(results))
 """
 
 
 def test_a_child_that_exits_leaves_its_parents_workers_alone(python, bound):
     done = python.run("-c", EXITING_CHILD, timeout=bound, check=True)
-    for seen, deaths in json.loads(done.stdout):
-        assert seen == [list(range(start, start + 4)) for start in range(0, 80, 4)]
-        assert deaths == 0
+    assert done.stdout == 2 * "True 0\n"

@@ -5,31 +5,17 @@ import multiprocessing
 import os
 import re
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
-from example_datasets import Numbers
+from example_datasets import Numbers, Sized
 
 from loaders import WorkerLoader
 
 MB = 1 << 20
 SHARED = re.compile(r"^(/memfd:|/dev/shm/|.*\(deleted\)$)")
 SEEDS = pytest.mark.parametrize("seed", [0, None])
-
-
-class Sized:
-    """Sample i is `sizes[i]` bytes of value i modulo 251."""
-
-    def __init__(self, sizes: Iterable[int]) -> None:
-        self.sizes = list(sizes)
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((self.sizes[index],), index % 251, dtype=torch.uint8)
 
 
 def is_whole(batch: torch.Tensor, number: int, dataset: Sized) -> bool:
@@ -100,6 +86,30 @@ def test_breaking_off_an_epoch_leaves_no_descriptor_open(seed):
     for _ in range(3):
         use()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def mappings(pid: int) -> int:
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:loader")
+
+
+def test_a_batch_that_a_forked_child_can_see_never_changes_and_memory_stays_flat():
+    before, most = held(), mappings(os.getpid())  # of other tests' loaders
+    with WorkerLoader(Sized([10_000] * 64), 4, num_workers=2, seed=0, persistent_workers=True) as loader:
+        for _ in range(12):
+            iterator = iter(loader)
+            batch = next(iterator)
+            receiving, sending = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.read(receiving, 1)
+                os._exit(0 if (batch == torch.arange(4)[:, None]).all() else 1)
+            del batch
+            list(iterator)
+            os.write(sending, b"x")
+            assert os.waitpid(child, 0)[1] == 0
+            os.close(receiving), os.close(sending)
+            assert held() - before < 4 * 17 * 4 * 11_000
+            assert max(map(mappings, family())) <= most + 3
 
 
 # Small limits. Each program sets its own.

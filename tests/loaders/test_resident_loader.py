@@ -177,23 +177,17 @@ def test_indices_that_a_sampler_gives_are_those_of_the_dataset(make):
 # Memory and device
 
 
-@pytest.fixture
-def free(monkeypatch):
-    """Sets how many bytes are free."""
-    return lambda count: monkeypatch.setattr(Accelerator, "free_bytes", lambda self: count)
-
-
-def test_a_set_that_does_not_fit_is_refused_with_both_sizes_before_it_is_read(make, free):
-    dataset = Counted(20_000)
-    free(200_000)  # it takes 6 + 8 bytes a sample
+def test_a_set_that_does_not_fit_is_refused_with_both_sizes_before_it_is_read(make, monkeypatch):
+    dataset, free = Counted(20_000), 200_000  # it takes 6 + 8 bytes a sample
+    monkeypatch.setattr(Accelerator, "free_bytes", lambda self: free)
     with pytest.raises(
         MachineFull, match=r"needs 0.3 MB on cpu for 20,000 samples, and 0.2 MB are free: use loader=pre"
     ):
         iter(make(dataset))
     assert sum(dataset.reads) == module.READ_AT_ONCE
-    free(10 * 14)
+    free = 10 * 14
     iter(make(Counted(10)))
-    free(10 * 14 - 1)
+    free -= 1
     with pytest.raises(MachineFull):
         iter(make(Counted(10)))
 

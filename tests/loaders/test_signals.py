@@ -4,7 +4,6 @@ import os
 import select
 import signal
 import socket
-import threading
 from multiprocessing import connection
 
 import pytest
@@ -66,25 +65,17 @@ def test_ctrl_c_does_not_end_a_worker_that_has_just_started(python, bound):
     assert (done.stdout, done.stderr) == ("[[0, 1, 2, 3], [4, 5, 6, 7]] 0\n", "")
 
 
-class Watched(Numbers):
-    """A sample takes a while, so that a worker is inside one when its parent ends."""
-
-    def __getitem__(self, index: int) -> int:
-        threading.Event().wait(0.02)
-        return index
-
-
 ORPHANS = """
 import os, signal, sys
 sys.path.insert(0, "tests/loaders")
-from test_signals import Watched
+from example_datasets import Slow
 from loaders import Preloader, WorkerLoader
 import multiprocessing
 
 loaders = [
-    WorkerLoader(Watched(4000), 4, num_workers=2, seed=0, persistent_workers=True),
-    Preloader(WorkerLoader(Watched(4000), 4, num_workers=2, seed=0, persistent_workers=True), "cpu", 2),
-    WorkerLoader(Watched(4000), batch_sampler=[[0], [1], [2] * 100_000], num_workers=2, prefetch_factor=8),
+    WorkerLoader(Slow(4000), 4, num_workers=2, seed=0, persistent_workers=True),
+    Preloader(WorkerLoader(Slow(4000), 4, num_workers=2, seed=0, persistent_workers=True), "cpu", 2),
+    WorkerLoader(Slow(4000), batch_sampler=[[0], [1], [2] * 100_000], num_workers=2, prefetch_factor=8),
 ]
 iterators = [iter(loader) for loader in loaders]
 for iterator in iterators:

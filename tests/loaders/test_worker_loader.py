@@ -10,6 +10,7 @@ from example_datasets import Noisy, Numbers, Waiting, Written, contents, plain
 from torch.utils.data import DataLoader
 
 from loaders import WorkerLoader
+from loaders.machine import available_cores
 
 SEEDS = pytest.mark.parametrize("seed", [None, 0])
 
@@ -22,20 +23,10 @@ def epochs(loader: WorkerLoader, count: int = 2) -> list:
 # Bytes
 
 
-@pytest.mark.parametrize("kind", [Noisy, Written])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"num_workers": 2, "prefetch_factor": 5},
-        {"num_workers": 3, "persistent_workers": False},
-        {"num_workers": "auto", "prefetch_factor": "auto"},
-    ],
-    ids=str,
-)
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_batches_are_equal_whatever_reads_them(kind, settings):
-    given = {"batch_size": 3, "shuffle": True, "seed": 7, "persistent_workers": True}
-    assert epochs(WorkerLoader(kind(20), **given | settings)) == epochs(WorkerLoader(kind(20), **given))
+def test_auto_takes_a_worker_for_each_core_and_the_bytes_are_the_same():
+    loader = WorkerLoader(Noisy(20), 3, seed=7, num_workers="auto", prefetch_factor="auto")
+    assert loader.num_workers == available_cores()
+    assert epochs(loader) == epochs(WorkerLoader(Noisy(20), 3, seed=7))
 
 
 def test_ranks_share_a_global_batch_with_the_random_numbers_of_a_single_rank():

@@ -1,7 +1,6 @@
 """A Preloader that is closed after the test, a loader that blocks, and the threads of preloaders."""
 
 import threading
-import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -30,18 +29,11 @@ class Blocking:
 
 
 @pytest.fixture
-def make():
-    made: list[weakref.ref] = []
-
+def make(closed_later):
     def make(loader, depth: int = 2, device: str = "cpu", transform=None) -> Preloader:
-        preloader = Preloader(loader, device, depth, transform)
-        made.append(weakref.ref(preloader))
-        return preloader
+        return closed_later(Preloader(loader, device, depth, transform))
 
-    yield make
-    for preloader in made:
-        if preloader() is not None:
-            preloader().close()
+    return make
 
 
 @pytest.fixture

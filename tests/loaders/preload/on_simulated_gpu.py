@@ -174,26 +174,6 @@ def test_memory_is_bounded_however_far_the_host_is_ahead(depth=2):
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_an_error_of_the_transform_comes_in_its_place_and_the_bytes_stay_right(depth):
-    def fails(batch, random):
-        prepared = doubled(batch, random)
-        if int(batch["label"].amin()) == 40:
-            raise ValueError("bad batch")
-        return prepared
-
-    seen = []
-    with Preloader(Ring(), DEVICE, depth, fails) as loader:
-        iterator = iter(loader)
-        for _ in range(ROWS // BATCH):
-            try:
-                seen.extend(consumed([next(iterator)]))
-            except ValueError as error:
-                seen.append(str(error))
-    right = expected("ring")
-    assert seen == [*right[:10], "bad batch", *right[11:]]
-
-
-@pytest.mark.parametrize("depth", [0, 2])
 def test_a_batch_whose_transform_fails_is_held_until_what_it_queued_is_done(depth):
     kept: list[torch.Tensor] = []
 

@@ -171,17 +171,20 @@ def test_a_transforms_error_comes_in_its_place_with_its_traceback_and_the_epoch_
 
 @DEPTHS
 @pytest.mark.parametrize("where", ["loader", "transform"])
-def test_next_raises_base_exceptions_too(make, depth, where):
-    def batches():
-        yield torch.tensor([0])
-        if where == "loader":
-            raise SystemExit("stop")
-        yield torch.tensor([1])
+def test_next_raises_base_exceptions_too_and_at_depth_0_the_host_batch_is_kept(make, depth, where):
+    errors = [SystemExit("stop")]
 
-    iterator = iter(make(batches(), depth, transform=raising(SystemExit("stop"))))
+    def stop(batch: torch.Tensor, random=None) -> torch.Tensor:
+        if batch[0] == 1 and errors:
+            raise errors.pop()
+        return batch
+
+    iterator = iter(make(map(stop, Batches(2)) if where == "loader" else Batches(2), depth, transform=stop))
     assert next(iterator).item() == 0
     with pytest.raises(SystemExit, match="stop"):
         next(iterator)
+    if (where, depth) == ("transform", 0):
+        assert next(iterator).item() == 1
 
 
 # The transform's random numbers
