@@ -35,7 +35,7 @@ def full(index: int, dtype: str, *shape: int) -> torch.Tensor:
 
 def named(index: int, dtype: str) -> torch.Tensor:
     tensor = full(index, dtype, 4).as_subclass(Named)
-    tensor.name = f"n{index}"  # type: ignore[attr-defined]
+    tensor.tag = f"n{index}"  # type: ignore[attr-defined]
     return tensor
 
 
@@ -161,7 +161,7 @@ def describe(batch: Any) -> Any:
 
 def describe_tensor(item: torch.Tensor) -> list[Any]:
     plain = item.detach() if type(item) is torch.Tensor else item.detach().as_subclass(torch.Tensor)
-    kind = [str(item.dtype), str(item.layout), item.requires_grad, item.device.type, repr(getattr(item, "name", None))]
+    kind = [str(item.dtype), str(item.layout), item.requires_grad, item.device.type, repr(getattr(item, "tag", None))]
     if plain.is_nested or plain.layout != torch.strided or plain.device.type == "meta":
         return [*kind, repr(plain)]
     is_filled = 0 in plain.stride() or torch.empty_like(plain).stride() == plain.stride()

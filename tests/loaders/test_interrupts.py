@@ -12,20 +12,18 @@ from collections.abc import Iterator
 from itertools import chain
 
 import pytest
-import torch
 from every_loader import make
 from example_datasets import Numbers, contents, rows
 from strikes import Interrupted, moments_of, struck
 
-from loaders import Preloader, WorkerLoader
+from loaders import WorkerLoader
 
 BATCHES = 12
 KINDS = (Interrupted, KeyboardInterrupt, TimeoutError, OSError, EOFError)  # an alarm's TimeoutError is an Exception
 MANY = pytest.mark.parametrize("count", [5, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-LOADERS = ["inline", "processes", "threads", "streams", "resident", "unseeded"]
-LOADERS += ["inline at depth 0", "processes at depth 0", "inline at depth 1", "processes at depth 2"]  # of a Preloader
-SLOW = ("independent", "unseeded persistent", "preloader_over_streams", "inline at depth 2", "processes at depth 1")
-LOADERS += [pytest.param(name, marks=pytest.mark.slow) for name in SLOW]
+LOADERS = ["inline", "processes", "threads", "streams", "resident", "preloader", "preloader_at_depth_0", "unseeded"]
+LOADERS += [pytest.param(name, marks=pytest.mark.slow) for name in ("independent", "unseeded persistent")]
+LOADERS += [pytest.param("preloader_over_streams", marks=pytest.mark.slow)]
 # An interrupt that comes inside a finaliser is printed by Python, and goes no further.
 pytestmark = [
     pytest.mark.timeout(60),  # a lost batch may be waited for for ever
@@ -36,14 +34,7 @@ pytestmark = [
 def loader_of(name: str):
     if "unseeded" in name:
         return WorkerLoader(Numbers(4 * BATCHES), 4, num_workers=2, persistent_workers="persistent" in name)
-    inner, _, depth = name.partition(" at depth ")
-    loader = make(inner, Numbers(4 * BATCHES))
-    return Preloader(loader, "cpu", int(depth), doubled) if depth else loader
-
-
-def doubled(batch: torch.Tensor, random) -> torch.Tensor:
-    """In place: done twice, it would give other numbers."""
-    return batch.mul_(2).add_(int(1000 * random.uniform(1)[0]))
+    return make(name, Numbers(4 * BATCHES), shuffle=True)
 
 
 def epochs_of(name: str, count: int) -> list[list]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from like_torch import DTYPES, ERRORS, GAPPED, LEAVES, SAMPLERS, STRUCTURES, Program, run
+from like_torch import DTYPES, ERRORS, GAPPED, LEAVES, SAMPLERS, STRUCTURES, Program, describe, run
 from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as a program, too
@@ -124,6 +124,15 @@ def check(first: int, count: int) -> tuple[list[str], Counter[str]]:
         if differs := difference(oracle(program, counts), run(program, WorkerLoader, **more), counts):
             found.append("#{} {}\nexpected {:.300}\nseen {:.300}".format(number, program, *map(str, differs)))
     return found, counts
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_leaf_arrives_with_its_values_type_and_layout():
+    sample = {name: leaf(3, "float32") for name, leaf in LEAVES.items()}
+    with WorkerLoader([sample], None, num_workers=1, collate_fn=dict) as loader:
+        arrived = describe(next(iter(loader)))
+    sample["column"] = sample["column"].contiguous()  # what has gaps arrives without them
+    assert arrived == describe(sample)
 
 
 @pytest.mark.parametrize("part", range(4))

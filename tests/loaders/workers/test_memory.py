@@ -76,7 +76,7 @@ def test_memory_is_left_out_of_core_dumps():
         assert flags is not None and "dd" in flags.group(1).split()
 
 
-def test_of_a_large_storage_only_the_tensors_own_elements_travel():  # what else travels: test_like_torch.py
+def test_of_a_large_storage_only_the_tensors_own_elements_travel():  # test_like_torch.py: and how
     dataset = torch.rand(1000, 1000)
     with loader_over(dataset, 2, collate_fn=list) as loader:
         came = next(loader)
