@@ -222,7 +222,7 @@ class Sequences(RuleBasedStateMachine):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside a finaliser
-@pytest.mark.parametrize("kind", [*FEW, pytest.param("every", marks=[pytest.mark.slow])])
+@pytest.mark.parametrize("kind", [*FEW, pytest.param("every", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_any_sequence_of_calls_delivers_the_pure_order(kind):
     for name in [kind] if kind in LOADERS else LOADERS:
         run_state_machine_as_test(
