@@ -45,6 +45,8 @@ def call(folder: Path, *arguments: str, ends_with: int = 0) -> str:
                 handler.close()
             root.handlers[:] = handlers
             root.setLevel(level)
+            for name in list(root.manager.loggerDict):  # hydra/job_logging=disabled disables them all
+                logging.getLogger(name).disabled = False
             Stop.at = 0  # which arguments set
             gc.freeze()  # as in configs.train
     assert code == ends_with, shown.getvalue()
