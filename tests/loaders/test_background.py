@@ -1,0 +1,98 @@
+"""Background threads use one core each, and change nothing for other threads."""
+
+import os
+import threading
+
+import pytest
+import torch
+from example_datasets import Numbers
+
+from loaders import Preloader, WorkerLoader
+from loaders.background import start_thread
+
+LARGE = torch.ones(1 << 20)  # torch adds so many numbers on several cores
+MAINS = 4
+
+
+@pytest.fixture(autouse=True)
+def four_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(MAINS)
+    yield
+    torch.set_num_threads(before)
+
+
+def cores_used() -> tuple[int, int]:
+    """Torch's number of threads in the calling thread after an operation, and how many threads that started."""
+    before = set(os.listdir("/proc/self/task"))
+    LARGE.add(LARGE)
+    return torch.get_num_threads(), len(set(os.listdir("/proc/self/task")) - before)
+
+
+def seen_in(start, bound: float) -> int:
+    """How many threads torch has in a thread that `start(function)` starts, in an operation after it has returned."""
+    has_returned, seen = threading.Event(), []
+
+    def compute() -> None:
+        assert has_returned.wait(bound)
+        seen.append(cores_used())
+
+    thread = start(compute)
+    has_returned.set()
+    thread.join(bound)
+    number, started = seen[0]
+    assert number > 1 or not started
+    return number
+
+
+def plain_thread(function) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def test_a_started_thread_computes_on_one_core_and_all_others_as_before(bound):
+    assert seen_in(lambda function: start_thread("of the test", function), bound) == 1
+    assert torch.get_num_threads() == MAINS
+    assert seen_in(plain_thread, bound) == MAINS
+
+
+def test_a_background_thread_that_starts_another_changes_nothing_for_others(bound):
+    seen: list[int] = []
+
+    def start_another() -> None:
+        seen.append(seen_in(lambda function: start_thread("inner", function), bound))
+        seen.append(torch.get_num_threads())
+
+    start_thread("outer", start_another).join(bound)
+    assert seen == [1, 1]
+    assert seen_in(plain_thread, bound) == MAINS
+
+
+def test_threads_that_start_at_once_compute_on_one_core_each(bound):
+    at_once, seen = threading.Barrier(8), []
+
+    def start() -> None:
+        at_once.wait(bound)
+        start_thread("of the test", lambda: seen.append(cores_used())).join(bound)
+
+    threads = [plain_thread(start) for _ in range(8)]
+    for thread in threads:
+        thread.join(bound)
+    assert [number for number, _ in seen] == [1] * 8
+    assert seen_in(plain_thread, bound) == MAINS
+
+
+class Cores(Numbers):
+    """A sample is torch's number of threads after an operation in the worker."""
+
+    def __getitem__(self, index: int) -> int:
+        return cores_used()[0]
+
+
+def test_thread_workers_and_the_preloaders_thread_compute_on_one_core(bound):
+    loader = WorkerLoader(Cores(8), 2, num_workers=2, worker_method="thread", seed=0)
+    with Preloader(loader, "cpu", 2, lambda batch, random: (batch, cores_used()[0])) as batches:
+        for numbers, transforms in batches:
+            assert (numbers.tolist(), transforms) == ([1, 1], 1)
+    assert seen_in(plain_thread, bound) == MAINS
