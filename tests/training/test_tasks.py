@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import default_collate
 
+from data.errors import DataError
 from training.checks import check_batch
 from training.tasks import Classification, Multilabel, Regression, Task
 
@@ -69,13 +70,45 @@ def test_multilabel_scores_each_samples_own_classes():
     assert task.loss(logits, labels) == functional.binary_cross_entropy_with_logits(logits, labels.float())
 
 
-@pytest.mark.parametrize("labels", [torch.tensor([2, 2]), torch.tensor([[2.0], [2.0]], dtype=torch.float64)])
-def test_regression_takes_labels_with_and_without_a_dimension_of_their_own(labels):
-    task, outputs = Regression(THREE), torch.tensor([[1.0], [2.0]])
-    assert task.loss(outputs, labels) == 0.5
-    assert values(task.scores(outputs, labels)) == {"mae": [1, 0], "mse": [1, 0]}
-    own = Regression(THREE, loss=torch.nn.L1Loss())
-    assert own.loss(outputs, labels) == 0.5, "a loss of one's own gets labels of the outputs' shape"
+@pytest.mark.parametrize("numbers", [(2,), (2, 1), (2, 1, 1)])
+def test_regression_takes_outputs_and_labels_with_and_without_a_dimension_of_their_own(numbers):
+    task = Regression(THREE)
+    for shape in ((2,), (2, 1), (2, 1, 1)):
+        outputs, labels = torch.tensor([1.0, 2.0]).view(numbers), torch.tensor([2, 2], dtype=torch.float64).view(shape)
+        for own in (task, Regression(THREE, loss=torch.nn.MSELoss(), extra_scores={"error": torch.sub})):
+            assert own.loss(outputs, labels) == 0.5, "a loss of one's own is not broadcast to (B, B) either"
+        assert own.all_scores(outputs, labels)["error"].flatten().tolist() == [-1, 0]
+        assert values(task.scores(*task.matched(outputs, labels))) == {"mae": [1, 0], "mse": [1, 0]}
+
+
+def test_shapes_that_would_be_broadcast_are_refused_for_each_task():
+    logits, image = torch.zeros(4, 3), torch.zeros(4, 1, 5, 5)
+    refused = [
+        (Classification, torch.zeros(4, 1), LABELS.new_zeros(4)),
+        (Classification, torch.zeros(4, 3, 5), LABELS.new_zeros(4)),
+        (Classification, logits, torch.zeros(4, 1)),
+        (Multilabel, logits, torch.zeros(4, 1)),
+        (Multilabel, torch.zeros(4), torch.zeros(4, 3)),
+        (Regression, torch.zeros(4, 3), torch.zeros(4)),
+        (Regression, torch.zeros(1), torch.zeros(4)),
+        (Regression, image, torch.zeros(4, 5)),
+    ]
+    for kind, outputs, labels in refused:
+        task = kind(THREE, loss=lambda outputs, labels: (outputs - labels).abs())
+        for function in (task.loss, task.all_scores, task.matched):
+            with pytest.raises(DataError, match=r"(outputs|labels) are \(.*\), not \(B.* for \d samples"):
+                function(outputs, labels)
+    for kind, outputs, labels in (
+        (Classification, logits[:, :, None, None], LABELS.new_zeros(4, 1)),
+        (Multilabel, logits[..., None], torch.zeros(4, 3)),
+        (Regression, image, image[:, 0]),
+        (Task, image, image[:, 0]),
+        (Task, torch.zeros(4), torch.zeros(4, 1)),
+    ):
+        outputs, labels = kind(THREE).matched(outputs, labels)
+        assert outputs.shape == labels.shape or (outputs.shape, labels.shape) == ((4, 3), (4,))
+    boxes = [{"boxes": torch.zeros(2, 4)}]
+    assert Task(THREE).matched(image, boxes) == (image, boxes), "others are left as they are"
 
 
 def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
