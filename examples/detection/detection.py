@@ -13,7 +13,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from models.small_cnn import convolution
 from training.tasks import Task
 
-STRIDE, SIDE = 8, 16.0  # pixels: of a cell, and of a box for which the network returns 0
+STRIDE = 8  # pixels: the side of a cell
+SIDE = 16.0  # pixels: the side of a box for which the network returns 0
+COLOURS = ((220, 60, 50), (50, 80, 230))  # of the two classes
+THRESHOLD = 0.05  # probability of a box that counts in the mean average precision
 
 Boxes = dict[str, Tensor]  # "boxes", float (N, 4): left, top, right, bottom; "labels", int64 (N,); predicted: "scores"
 
@@ -22,10 +25,12 @@ class Squares:
     """Samples (image, boxes): uint8 (64, 64, 3) with a square in one to four of its quarters."""
 
     classes = ("red", "blue")
-    mean, std = (0.4, 0.4, 0.4), (0.25, 0.25, 0.25)
+    mean = (0.4, 0.4, 0.4)
+    std = (0.25, 0.25, 0.25)
 
     def __init__(self, train: bool, length: int = 1024) -> None:
-        self.train, self.length = train, length if train else max(16, length // 8)
+        self.train = train
+        self.length = length if train else max(16, length // 8)
 
     def __len__(self) -> int:
         return self.length
@@ -33,14 +38,18 @@ class Squares:
     def __getitem__(self, index: int) -> tuple[Tensor, Boxes]:
         random = np.random.default_rng([index, self.train])
         image = random.integers(70, 120, (64, 64, 3), np.uint8)
-        boxes, labels = [], []
+        boxes = []
+        labels = []
         for quarter in random.permutation(4)[: random.integers(1, 5)]:
-            side, label = int(random.integers(10, 28)), int(random.integers(2))
-            left, top = random.integers(0, 32 - side, 2) + 32 * np.array([quarter % 2, quarter // 2])
-            image[top : top + side, left : left + side] = ((220, 60, 50), (50, 80, 230))[label]
+            side = int(random.integers(10, 28))
+            label = int(random.integers(2))
+            corner = 32 * np.array([quarter % 2, quarter // 2])
+            left, top = corner + random.integers(0, 32 - side, 2)
+            image[top : top + side, left : left + side] = COLOURS[label]
             boxes.append([left, top, left + side, top + side])
             labels.append(label)
-        return torch.from_numpy(image), {"boxes": torch.tensor(boxes).float(), "labels": torch.tensor(labels)}
+        target = {"boxes": torch.tensor(boxes).float(), "labels": torch.tensor(labels)}
+        return torch.from_numpy(image), target
 
 
 def collate(samples: list[tuple[Tensor, Boxes]]) -> dict[str, Any]:
@@ -57,10 +66,17 @@ class Detector(nn.Sequential):
     """
 
     def __init__(self, num_classes: int, in_channels: int, width: int = 24) -> None:
-        layers: list[nn.Module] = []
-        for channels, out in ((in_channels, width), (width, 2 * width), (2 * width, 4 * width)):
-            layers += [convolution(channels, out), nn.MaxPool2d(2)]
-        super().__init__(*layers, convolution(4 * width, 4 * width), nn.Conv2d(4 * width, 5 + num_classes, 1))
+        deepest = 4 * width
+        super().__init__(
+            convolution(in_channels, width),
+            nn.MaxPool2d(2),
+            convolution(width, 2 * width),
+            nn.MaxPool2d(2),
+            convolution(2 * width, deepest),
+            nn.MaxPool2d(2),
+            convolution(deepest, deepest),
+            nn.Conv2d(deepest, 5 + num_classes, kernel_size=1),
+        )
 
 
 class Detection(Task):
@@ -68,19 +84,23 @@ class Detection(Task):
 
     def __init__(self, dataset: Any, threshold: float = 0.5, **options: Any) -> None:
         super().__init__(dataset, **options)
-        self.num_outputs, self.threshold = len(dataset.classes), threshold
+        self.num_outputs = len(dataset.classes)
+        self.threshold = threshold
 
     def loss(self, outputs: Tensor, labels: list[Boxes]) -> Tensor:
         cells, target, classes = targets(outputs, labels)
-        predicted = outputs.float().permute(0, 2, 3, 1)[cells]  # (boxes, 5 + classes)
-        rare = outputs.new_tensor(5.0)  # most cells have no box
-        there = binary_cross_entropy_with_logits(outputs[:, 0].float(), cells.float(), pos_weight=rare)
-        return there + smooth_l1_loss(predicted[:, 1:5], target) + cross_entropy(predicted[:, 5:], classes)
+        outputs = outputs.float()
+        weight = outputs.new_tensor(5.0)  # most cells have no box
+        has_box_loss = binary_cross_entropy_with_logits(outputs[:, 0], cells.float(), pos_weight=weight)
+        predicted = outputs.permute(0, 2, 3, 1)[cells]  # (boxes, 5 + classes)
+        box_loss = smooth_l1_loss(predicted[:, 1:5], target)
+        class_loss = cross_entropy(predicted[:, 5:], classes)
+        return has_box_loss + box_loss + class_loss
 
     def scores(self, outputs: Tensor, labels: list[Boxes]) -> dict[str, Tensor]:
         cells, _, _ = targets(outputs, labels)
-        found = (outputs[:, 0].sigmoid() > self.threshold) & cells
-        return {"found": found.flatten(1).sum(1) / cells.flatten(1).sum(1)}
+        hits = cells & (outputs[:, 0].sigmoid() > self.threshold)
+        return {"found": hits.sum((1, 2)) / cells.sum((1, 2))}
 
     def predictions(self, outputs: Tensor) -> list[Boxes]:
         """The boxes of each image, which predict.py writes."""
@@ -89,29 +109,37 @@ class Detection(Task):
 
 def targets(outputs: Tensor, labels: list[Boxes]) -> tuple[Tensor, Tensor, Tensor]:
     """Which cells have a box, (B, rows, columns); their four numbers (boxes, 4) and their classes (boxes,)."""
-    cells = torch.zeros(len(outputs), *outputs.shape[2:], dtype=torch.bool, device=outputs.device)
-    target, classes = cells.new_zeros(*cells.shape, 4, dtype=torch.float32), torch.zeros_like(cells, dtype=torch.long)
+    cells = torch.zeros_like(outputs[:, 0], dtype=torch.bool)
+    target = cells.new_zeros(*cells.shape, 4, dtype=torch.float32)
+    classes = torch.zeros_like(cells, dtype=torch.long)
     for image, label in enumerate(labels):
         left, top, right, bottom = label["boxes"].unbind(1)
-        x, y = (left + right) / 2 / STRIDE, (top + bottom) / 2 / STRIDE
-        where = image, y.long(), x.long()
-        cells[where], classes[where] = True, label["labels"]
-        target[where] = torch.stack([x % 1, y % 1, ((right - left) / SIDE).log(), ((bottom - top) / SIDE).log()], 1)
+        x = (left + right) / 2 / STRIDE
+        y = (top + bottom) / 2 / STRIDE
+        width = (right - left) / SIDE
+        height = (bottom - top) / SIDE
+        cell = image, y.long(), x.long()
+        cells[cell] = True
+        classes[cell] = label["labels"]
+        target[cell] = torch.stack([x % 1, y % 1, width.log(), height.log()], 1)
     return cells, target[cells], classes[cells]
 
 
 def boxes_of(outputs: Tensor, threshold: float) -> list[Boxes]:
     """The boxes whose probability is above `threshold`, of each image."""
-    found = []
+    predictions = []
     for image in outputs.permute(0, 2, 3, 1):
-        there = image[..., 0].sigmoid()
-        rows, columns = (there > threshold).nonzero(as_tuple=True)
-        cell = image[rows, columns]
-        x, y = (columns + cell[:, 1]) * STRIDE, (rows + cell[:, 2]) * STRIDE
-        wide, high = (SIDE / 2 * cell[:, 3:5].exp()).unbind(1)
-        boxes = torch.stack([x - wide, y - high, x + wide, y + high], 1)
-        found.append({"boxes": boxes, "scores": there[rows, columns], "labels": cell[:, 5:].argmax(1)})
-    return found
+        probability = image[..., 0].sigmoid()
+        rows, columns = (probability > threshold).nonzero(as_tuple=True)
+        cells = image[rows, columns]
+        x = (columns + cells[:, 1]) * STRIDE
+        y = (rows + cells[:, 2]) * STRIDE
+        center = torch.stack([x, y], 1)
+        half = SIDE / 2 * cells[:, 3:5].exp()
+        boxes = torch.cat([center - half, center + half], 1)
+        scores = probability[rows, columns]
+        predictions.append({"boxes": boxes, "scores": scores, "labels": cells[:, 5:].argmax(1)})
+    return predictions
 
 
 class MeanAveragePrecision:
@@ -126,7 +154,7 @@ class MeanAveragePrecision:
 
     def update(self, outputs: Tensor, labels: list[Boxes]) -> None:
         if self.metric is not None:
-            self.metric.update(boxes_of(outputs, 0.05), labels)
+            self.metric.update(boxes_of(outputs, THRESHOLD), labels)
 
     def compute(self) -> dict[str, Any]:
         return {} if self.metric is None else self.metric.compute()

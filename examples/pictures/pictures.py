@@ -23,23 +23,28 @@ class Pictures:
     def on_evaluation(self, run: Run, scores: dict[str, float]) -> None:
         if not run.is_main:
             return
-        trainer, test = run.trainer, run.data.test
-        samples = [test[index] for index in range(min(self.rows * self.columns, len(test)))]
-        batch = run.data.task.named((run.data.collate or default_collate)(samples))
+        trainer = run.trainer
+        test = run.data.test
+        count = min(self.rows * self.columns, len(test))
+        collate = run.data.collate or default_collate
+        batch = run.data.task.named(collate([test[index] for index in range(count)]))
         images = batch[trainer.task.inputs[0]]
         with torch.no_grad(), trainer.autocast:  # the network is evaluating, and draws no random numbers
             on_device = move(batch, lambda tensor: tensor.to(trainer.device))
             inputs, labels = trainer.inputs_and_labels(run.data.transform(on_device))
             predicted = (trainer.evaluated or trainer.model)(*inputs).argmax(1)
-        (folder := run.folder / "pictures").mkdir(exist_ok=True)
+        folder = run.folder / "pictures"
+        folder.mkdir(exist_ok=True)
         grid = self.grid(images, labels.flatten().tolist(), predicted.tolist(), test.classes)
-        (folder / f"epoch-{trainer.epoch:02d}.png").write_bytes(grid)
+        file = folder / f"epoch-{trainer.epoch:02d}.png"
+        file.write_bytes(grid)
 
     def grid(self, images: Tensor, labels: list[int], predicted: list[int], classes: list[str]) -> bytes:
         figure = new_figure("", 1.2 * self.columns, 1.4 * self.rows)
-        for place, (image, label, found) in enumerate(zip(images, labels, predicted, strict=True), 1):
-            axes = figure.add_subplot(self.rows, self.columns, place)
+        for index, image in enumerate(images):
+            is_right = predicted[index] == labels[index]
+            axes = figure.add_subplot(self.rows, self.columns, index + 1)
             axes.imshow(image.numpy(), cmap="gray")
-            axes.set_title(classes[found], fontsize=7, color="black" if found == label else "#d62728")
+            axes.set_title(classes[predicted[index]], fontsize=7, color="black" if is_right else "#d62728")
             axes.set_axis_off()
         return png(figure)

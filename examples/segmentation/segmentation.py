@@ -23,10 +23,13 @@ class Shapes:
     """
 
     classes = ("background", "disc", "square")
-    mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+    mean = (0.5, 0.5, 0.5)
+    std = (0.25, 0.25, 0.25)
 
     def __init__(self, train: bool, length: int = 512, size: int = 32) -> None:
-        self.train, self.length, self.size = train, length if train else max(8, length // 4), size
+        self.train = train
+        self.length = length if train else max(8, length // 4)
+        self.size = size
 
     def __len__(self) -> int:
         return self.length
@@ -38,14 +41,17 @@ class Shapes:
         rows, columns = np.mgrid[: self.size, : self.size]
         for number, colour in ((1, (220, 80, 40)), (2, (40, 90, 230))):
             y, x = random.integers(6, self.size - 6, 2)
-            down, right = np.abs(rows - y), np.abs(columns - x)
-            inside = down**2 + right**2 < 25 if number == 1 else np.maximum(down, right) < 5
+            down = np.abs(rows - y)
+            right = np.abs(columns - x)
+            is_disc = number == 1
+            inside = down**2 + right**2 < 25 if is_disc else np.maximum(down, right) < 5
             mask[inside] = number
             image[inside] = colour
-        sample = torch.from_numpy(self.prepare(image)), torch.from_numpy(mask)
+        pixels = torch.from_numpy(self.prepare(image))
+        classes = torch.from_numpy(mask)
         if self.train and torch.rand(()) < 0.5:  # the loader seeds torch for each sample
-            return sample[0].flip(1), sample[1].flip(1)
-        return sample
+            return pixels.flip(1), classes.flip(1)
+        return pixels, classes
 
     def prepare(self, image: np.ndarray) -> np.ndarray:
         """Brings an image, uint8 (H, W, 3) of any size, to the size of the samples; predict.py does so with files."""
@@ -62,25 +68,28 @@ class UNet(nn.Module):
         super().__init__()
         self.down = nn.ModuleList([block(in_channels, width), block(width, 2 * width)])
         self.bottom = block(2 * width, 4 * width)
-        self.up = nn.ModuleList(
-            [nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), nn.ConvTranspose2d(2 * width, width, 2, 2)]
-        )
+        self.up = nn.ModuleList([upsample(4 * width, 2 * width), upsample(2 * width, width)])
         self.join = nn.ModuleList([block(4 * width, 2 * width), block(2 * width, width)])
-        self.head = nn.Conv2d(width, num_classes, 1)
+        self.head = nn.Conv2d(width, num_classes, kernel_size=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        kept = []
+        skipped = []
         for down in self.down:
-            kept.append(down(images))
-            images = nn.functional.max_pool2d(kept[-1], 2)
+            features = down(images)
+            skipped.append(features)
+            images = functional.max_pool2d(features, 2)
         images = self.bottom(images)
         for up, join in zip(self.up, self.join, strict=True):
-            images = join(torch.cat([up(images), kept.pop()], dim=1))
+            images = join(torch.cat([up(images), skipped.pop()], dim=1))
         return self.head(images)
 
 
 def block(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(convolution(channels, width), convolution(width, width))
+
+
+def upsample(channels: int, width: int) -> nn.Module:
+    return nn.ConvTranspose2d(channels, width, kernel_size=2, stride=2)
 
 
 class Segmentation(Task):

@@ -22,9 +22,12 @@ class Table:
     """
 
     def __init__(self, train: bool, root: str, label: str = "price") -> None:
-        fitted, rows = (read(Path(root) / f"{name}.csv", (*COLUMNS, label)) for name in ("train", "test"))
-        self.center, self.spread = fitted.mean(0), fitted.std(0) + 1e-6
-        self.rows = ((fitted if train else rows) - self.center) / self.spread
+        columns = (*COLUMNS, label)
+        training_rows = read(Path(root) / "train.csv", columns)
+        rows = training_rows if train else read(Path(root) / "test.csv", columns)
+        self.center = training_rows.mean(0)
+        self.spread = training_rows.std(0) + 1e-6
+        self.rows = (rows - self.center) / self.spread
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -43,8 +46,13 @@ class MLP(nn.Sequential):
     """Takes features (B, 4), returns (B, num_classes): as many numbers as the task has."""
 
     def __init__(self, num_classes: int, width: int = 64) -> None:
-        first, second = nn.Linear(len(COLUMNS), width), nn.Linear(width, width)
-        super().__init__(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(width, num_classes))
+        super().__init__(
+            nn.Linear(len(COLUMNS), width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, num_classes),
+        )
 
 
 def write(folder: Path, count: int = 2000) -> None:
@@ -54,11 +62,13 @@ def write(folder: Path, count: int = 2000) -> None:
         random = np.random.default_rng(seed)
         area, age, distance = random.uniform((30, 0, 1), (250, 90, 40), (rows, 3)).T
         rooms = np.round(area / random.uniform(18, 35, rows)) + 1
-        price = 3 * area * np.exp(-distance / 15) + 12 * rooms - 0.5 * age + random.normal(0, 10, rows)
+        location = np.exp(-distance / 15)
+        price = 3 * area * location + 12 * rooms - 0.5 * age + random.normal(0, 10, rows)
+        houses = np.stack([area, rooms, age, distance, price], axis=1)
         with (folder / f"{name}.csv").open("w", newline="") as file:
             table = csv.writer(file)
             table.writerow([*COLUMNS, "price"])
-            table.writerows(np.round(np.stack([area, rooms, age, distance, price], axis=1), 2).tolist())
+            table.writerows(houses.round(2).tolist())
 
 
 if __name__ == "__main__":
