@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.errors import DataError, check_choice
+from data.errors import DataError, Range, check_choice, check_range
 from data.transform import Normalize
 
 ERASE_AREA = (0.02, 0.33)  # smallest and largest erased box, as a share of the image's area
 ERASE_RATIO = (0.3, 3.3)  # height divided by width, of the widest and of the narrowest erased box
 ERASE_ATTEMPTS = 10
+RANGES = {"erase": Range(0, 1), "mixup": Range(0), "cutmix": Range(0)}
 
 
 class Augment:
@@ -38,11 +39,8 @@ class Augment:
         image: str = "image",
         label: str = "label",
     ) -> None:
-        if not 0 <= erase <= 1:
-            raise DataError(f"augment.erase={erase}: give the share of the images, from 0 to 1")
-        for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
-            if not 0 <= alpha < math.inf:
-                raise DataError(f"augment.{name}={alpha}: give 0, which switches it off, or a larger number")
+        for key, value in {"erase": erase, "mixup": mixup, "cutmix": cutmix}.items():
+            check_range(f"augment.{key}", value, RANGES[key])
         self.normalize, self.num_classes, self.erase = normalize, num_classes, erase
         self.image, self.label = image, label
         self._mixes = [(mix, alpha) for mix, alpha in ((blend, mixup), (paste, cutmix)) if alpha > 0]

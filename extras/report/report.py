@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 
+from data.errors import Range, check_range
 from extras.report.free_data import free_step_seconds
 from extras.report.load import Load
 from loaders import Accelerator, Window
@@ -30,8 +31,7 @@ class Report:
     """
 
     def __init__(self, seconds: float = 2.0) -> None:
-        if seconds < 0:
-            raise ConfigError(f"callbacks.report.seconds={seconds}: give a number of seconds, or 0 to measure nothing")
+        check_range("callbacks.report.seconds", seconds, Range(0), ConfigError)
         self.seconds = seconds
 
     def on_start(self, run: Run) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from data.errors import Range, check_range
 from loaders import StepTimer, Timeline
 from training.config import ConfigError
 from training.figure import INK, new_figure, png
@@ -34,8 +35,7 @@ class TimelinePicture:
     """Records `steps` steps after the warm-up, and writes both files when the run ends; 0: none."""
 
     def __init__(self, steps: int = 0) -> None:
-        if steps < 0:
-            raise ConfigError(f"callbacks.timeline.steps={steps}: give a number of steps, or 0 for no timeline")
+        check_range("callbacks.timeline.steps", steps, Range(0), ConfigError)
         self.steps = steps
         self.timeline: Timeline | None = None
 

@@ -1,0 +1,55 @@
+"""Every number of the config has a range: one out of it is a sentence, before anything is built."""
+
+import math
+from dataclasses import fields
+
+import pytest
+
+from loaders.build import AUTO, LEAST, LoaderConfig
+from tests.configs import composed, train
+from training.config import RANGES, TimingConfig, TrainConfig, checked
+
+NUMBERS = (int, float, int | None, float | None)
+SECTIONS = {"train": TrainConfig, "timing": TimingConfig}
+OF_CLASSES = {
+    "callbacks.ema.decay": (0, 1),
+    "callbacks.best.early_stop": (1, 9),
+    "task.label_smoothing": (0, 1),
+}
+
+
+def test_every_number_of_a_section_has_a_range():
+    for section, kind in SECTIONS.items():
+        assert {field.name for field in fields(kind) if field.type in NUMBERS} == RANGES[section].keys()
+    assert composed().augment.keys() - {"transform"} == RANGES["augment"].keys()
+    of_loader = {field.name for field in fields(LoaderConfig) if field.type in (*NUMBERS, "int", "float")}
+    assert {*of_loader, *AUTO} == LEAST.keys()
+
+
+@pytest.mark.parametrize("section", RANGES)
+def test_a_number_out_of_its_range_is_a_sentence_with_the_key_and_the_range(section, error):
+    for key, numbers in RANGES[section].items():
+        name = f"{section}.{key}"
+        least = numbers.least + numbers.above
+        for value in {least, numbers.most} - {math.inf}:
+            checked(composed(f"{name}={value:g}"))
+        is_float = isinstance(composed()[section][key], float) or key == "clip_norm"
+        below = numbers.least if numbers.above else least - 1
+        wrong = [below, *([math.nan, math.inf] if is_float else [])]
+        if numbers.most < math.inf:
+            wrong.append(numbers.most + 1)
+        for value in wrong:
+            with error(rf"{name}={value}", rf"give a number (from|above) {numbers.least}"):
+                checked(composed(f"{name}={value}"))
+    for seed in (-1, 2**64):
+        with error(f"seed={seed}: give a number from 0 to {2**64 - 1}"):
+            checked(composed(f"seed={seed}"))
+
+
+@pytest.mark.parametrize("key", OF_CLASSES)
+def test_our_classes_check_their_numbers_before_the_first_step(key, tmp_path, error):
+    least, most = OF_CLASSES[key]
+    for value in (least - 1, most + 1) if most == 1 else (least - 1,):
+        section = ["data._target_=builtins.exit"] if key.startswith("callbacks") else []  # no dataset is built
+        with error(rf"{key}={value}: give a number from {least}"):
+            train(tmp_path, f"{key}={value}", *section)
