@@ -23,16 +23,16 @@ Columns = Sequence[tuple[str, str, str]]  # a key of the rows, its heading, the 
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    made = command.parser(about)
-    made.add_argument("--json", type=Path, help="write the result to this file")
-    return made
+    command_line = command.parser(about)
+    command_line.add_argument("--json", type=Path, help="write the result to this file")
+    return command_line
 
 
-def chosen(option: str, given: str | None, known: Collection[str]) -> list[str]:
-    """The names that the text `given` lists, separated by commas; None: all. Raises ConfigError for an unknown one."""
-    names = given.split(",") if given else list(known)
+def chosen(option: str, text: str | None, choices: Collection[str]) -> list[str]:
+    """The names in `text`, separated by commas; None: all choices. Raises ConfigError for a name that is not one."""
+    names = text.split(",") if text else list(choices)
     for name in names:
-        check_choice(option, name, known, ConfigError)
+        check_choice(option, name, choices, ConfigError)
     return names
 
 
@@ -46,13 +46,14 @@ def in_turns(names: Iterable[str], measure: Callable[[str], dict[str, float]], r
     for _ in range(rounds):
         for name in tqdm(measured, leave=False, disable=None):
             measured[name].append(measure(name))
-    found: list[Row] = []
+    rows: list[Row] = []
     for name, turns in measured.items():
         medians = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
-        first, median = next(iter(medians.items()))
-        values = [turn[first] for turn in turns]
-        found.append({"loader": name, **medians, "spread": (max(values) - min(values)) / 2 / median})
-    return found
+        first_key = next(iter(medians))
+        values = [turn[first_key] for turn in turns]
+        half_range = (max(values) - min(values)) / 2
+        rows.append({"loader": name, **medians, "spread": half_range / medians[first_key]})
+    return rows
 
 
 def report(title: str, columns: Columns, result: dict[str, Any], path: Path | None, notes: str = "") -> str:
@@ -60,12 +61,14 @@ def report(title: str, columns: Columns, result: dict[str, Any], path: Path | No
 
     Writes all of `result` to `path` as JSON if a path is given.
     """
-    cells = [
-        ["-" if row[key] is None else form.format(row[key]) for key, _, form in columns] for row in result["rows"]
-    ]
     headings = [heading for _, heading, _ in columns]
-    text = f"{title}\n\n{tabulate(cells, headings, tablefmt='github', disable_numparse=True)}\n"
-    text += f"\n{notes}\n" if notes else ""
+    cells = []
+    for row in result["rows"]:
+        cells.append(["-" if row[key] is None else form.format(row[key]) for key, _, form in columns])
+    table = tabulate(cells, headings, tablefmt="github", disable_numparse=True)
+    text = f"{title}\n\n{table}\n"
+    if notes:
+        text += f"\n{notes}\n"
     print(text)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from loaders import rows
+from loaders import rows as rows_of
 from scripts.bench_harness import ROUNDS, Columns, Row, chosen, in_turns, parser, report
 from scripts.bench_workloads import DOCUMENTED, WORKLOADS, Maker
 from scripts.command import run_script
@@ -56,12 +56,16 @@ COLUMNS: Columns = (
 def bench(makers: dict[str, Maker], num_workers: int, seconds: float, documented: dict[str, float]) -> list[Row]:
     """Measures the loaders in turns, for `seconds` in total."""
     turn_seconds = seconds / (ROUNDS * len(makers))
-    found = in_turns(makers, lambda name: measure_in_child(name, makers[name], num_workers, turn_seconds))
-    base = next((row["images_per_second"] for row in found if row["loader"] == "torch"), None)
-    for row in found:
-        row["ratio_to_torch"] = row["images_per_second"] / base if base else None
+
+    def measure(name: str) -> dict[str, float]:
+        return measure_in_child(name, makers[name], num_workers, turn_seconds)
+
+    measured = in_turns(makers, measure)
+    speeds = {row["loader"]: row["images_per_second"] for row in measured}
+    for row in measured:
+        row["ratio_to_torch"] = row["images_per_second"] / speeds["torch"] if "torch" in speeds else None
         row["documented"] = documented.get(row["loader"])
-    return found
+    return measured
 
 
 def measure_in_child(name: str, make: Maker, num_workers: int, seconds: float) -> dict[str, float]:
@@ -86,7 +90,7 @@ def _measure(make: Maker, num_workers: int, seconds: float, sender: Any) -> None
         began = time.perf_counter()
         loader = make(num_workers)
         batches = chain.from_iterable(repeat(loader))
-        images = rows(next(batches))
+        images = rows_of(next(batches))
         first = time.perf_counter() - began
         images += count(batches, seconds / 4)  # warm-up: fills the queues and makes the slots
         began = time.perf_counter()
@@ -104,34 +108,36 @@ def _measure(make: Maker, num_workers: int, seconds: float, sender: Any) -> None
 
 def count(batches: Iterator[Any], seconds: float) -> int:
     """How many samples `batches` deliver in `seconds`, or in the time of one batch."""
-    images, until = 0, time.perf_counter() + seconds
+    images = 0
+    until = time.perf_counter() + seconds
     while not images or time.perf_counter() < until:
-        images += rows(next(batches))
+        images += rows_of(next(batches))
     return images
 
 
 def options(about: str | None, workloads: Collection[str]) -> argparse.ArgumentParser:
     """The options of this script and of extras/benchmarks/bench_images.py."""
-    made = parser(about)
-    made.add_argument("--workload", required=True, choices=workloads)
-    made.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (2)")
-    made.add_argument("--loaders", help="rows to measure, separated by commas (all)")
-    made.add_argument("--seconds", type=float, default=90, help="of measuring, over all rows and rounds (90)")
-    return made
+    command_line = parser(about)
+    command_line.add_argument("--workload", required=True, choices=workloads)
+    command_line.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (2)")
+    command_line.add_argument("--loaders", help="rows to measure, separated by commas (all)")
+    command_line.add_argument("--seconds", type=float, default=90, help="of measuring, over all rows and rounds (90)")
+    return command_line
 
 
-def compare(makers: dict[str, Maker], documented: dict[str, float], given: argparse.Namespace) -> None:
+def compare(makers: dict[str, Maker], documented: dict[str, float], arguments: argparse.Namespace) -> None:
     """Measures the rows that the options ask for, and prints their table."""
     torch.set_num_threads(1)  # this process forks, and torch's threads do not exist in a fork
-    names = chosen("--loaders", given.loaders, makers)
-    found = bench({name: makers[name] for name in names}, given.workers, given.seconds, documented)
-    result = {"workload": given.workload, "num_workers": given.workers, "rows": found}
-    report(f"{given.workload}, {given.workers} workers, medians of {ROUNDS} rounds", COLUMNS, result, given.json)
+    names = chosen("--loaders", arguments.loaders, makers)
+    rows = bench({name: makers[name] for name in names}, arguments.workers, arguments.seconds, documented)
+    result = {"workload": arguments.workload, "num_workers": arguments.workers, "rows": rows}
+    title = f"{arguments.workload}, {arguments.workers} workers, medians of {ROUNDS} rounds"
+    report(title, COLUMNS, result, arguments.json)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    given = options(__doc__, WORKLOADS).parse_args(arguments)
-    compare(WORKLOADS[given.workload](), DOCUMENTED[given.workload], given)
+def main(typed: list[str] | None = None) -> None:
+    arguments = options(__doc__, WORKLOADS).parse_args(typed)
+    compare(WORKLOADS[arguments.workload](), DOCUMENTED[arguments.workload], arguments)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ class Transport:
         return {"image": (tuple(self.images.shape[1:]), self.images.dtype), "label": ((), torch.int64)}
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
-        images, source = out["image"].numpy(), self.images.numpy()
+        images = out["image"].numpy()
+        source = self.images.numpy()
         for row, index in enumerate(indices.tolist()):
             images[row] = source[index % 64]
         out["label"].copy_(torch.from_numpy(indices % 10))
@@ -45,7 +46,8 @@ class Tiny(Transport):
     """Samples so small that only the loader's own work takes time."""
 
     def __init__(self, length: int = 64_000) -> None:
-        self.length, self.images = length, torch.rand(64, 8)
+        self.length = length
+        self.images = torch.rand(64, 8)
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         out["image"].copy_(self.images[indices % 64])
@@ -56,7 +58,9 @@ class Plain:
     """A dataset with its read_batch hidden; or images with `labels`, and torchvision's `transform` for each image."""
 
     def __init__(self, dataset: Any, labels: list[int] | None = None, transform: Any = None) -> None:
-        self._dataset, self._labels, self._transform = dataset, labels, transform
+        self._dataset = dataset
+        self._labels = labels
+        self._transform = transform
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -101,16 +105,25 @@ def tiny(batch_size: int = 64) -> dict[str, Maker]:
 
 def cifar(length: int = 50_000) -> dict[str, Maker]:
     """Small images, randomly cropped and mirrored, then normalised: the batches of every row are float32."""
-    generator, batch_size = np.random.default_rng(0), 512
+    batch_size = 512
+    mean = (0.491, 0.482, 0.447)
+    std = (0.247, 0.244, 0.262)
+    generator = np.random.default_rng(0)
     images = generator.integers(256, size=(length, 32, 32, 3), dtype=np.uint8)
-    labels, classes = generator.integers(10, size=length), [str(label) for label in range(10)]
-    about: dict[str, Any] = {"classes": classes, "mean": (0.491, 0.482, 0.447), "std": (0.247, 0.244, 0.262)}
-    ours = ArrayDataset(images, labels, **about, train=True, pad=4, flip=True)
-    steps = [v2.RandomCrop(32, padding=4, padding_mode="reflect"), v2.RandomHorizontalFlip()]
-    steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(ours.mean, ours.std)]
+    labels = generator.integers(10, size=length)
+    classes = [str(label) for label in range(10)]
+    ours = ArrayDataset(images, labels, classes=classes, mean=mean, std=std, train=True, pad=4, flip=True)
+    normalize = Normalize(mean, std)
     planes = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
-    stock = Plain(planes, ours.labels.tolist(), v2.Compose(steps))
-    normalize = Normalize(ours.mean, ours.std)
+    transform = v2.Compose(
+        [
+            v2.RandomCrop(32, padding=4, padding_mode="reflect"),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(mean, std),
+        ]
+    )
+    stock = Plain(planes, labels.tolist(), transform)
     resident = ResidentLoader(ours, batch_size, shuffle=True, drop_last=True)
     rows = loader_rows(ours, {"torch": stock}, batch_size, normalize)
     return rows | {"resident": lambda _: Preloader(resident, "cpu", 0, normalize)}
