@@ -10,7 +10,7 @@ from extras.pretrained.pretrained import Preprocessing, check_name, downloading,
 
 # Their weights expect images normalised with these numbers; transform_input would convert from ImageNet's.
 INCEPTION = ("googlenet", "inception_v3")
-INCEPTION_MEAN, INCEPTION_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+INCEPTION_MEAN = INCEPTION_STD = (0.5, 0.5, 0.5)
 
 
 def from_torchvision(
@@ -47,7 +47,9 @@ def from_torchvision(
         model.aux1 = model.aux2 = model.AuxLogits = None
     if in_channels != 3:
         first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
-        first.in_channels, first.weight = in_channels, nn.Parameter(with_channels(first.weight.detach(), in_channels))
+        weight = with_channels(first.weight.detach(), in_channels)
+        first.in_channels = in_channels
+        first.weight = nn.Parameter(weight)
     return model
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from training.figure import INK, new_figure, png
 from training.table import shorten
 
-COLORS, RANGE = {" ": "#9ecae1", "=": "#4a98c9", ">": "#08519c"}, "#d94801"
+COLORS = {" ": "#9ecae1", "=": "#4a98c9", ">": "#08519c"}
+RANGE = "#d94801"  # colour of the line from the lowest to the highest speed
 
 
 class Bar(NamedTuple):
@@ -33,7 +34,8 @@ def draw_bars(title: str, bars: list[Bar], ceiling: float | None) -> bytes:
         heading += f"\ndashed: {ceiling:,.0f} if data were free"
         axes.axvline(ceiling, color=INK, linestyle="--", linewidth=1.2)
     values, lows, highs = np.array([bar.speed for bar in bars]).T
-    colors, ranges = [COLORS[bar.mark] for bar in bars], (values - lows, highs - values)
+    colors = [COLORS[bar.mark] for bar in bars]
+    ranges = (values - lows, highs - values)
     drawn = axes.barh(range(len(bars)), values, 0.72, color=colors, xerr=ranges, ecolor=RANGE)
     axes.bar_label(drawn, [bar.text for bar in bars], padding=5, parse_math=False)
     axes.set_title(heading, loc="left", fontsize=10.5)

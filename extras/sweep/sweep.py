@@ -46,15 +46,23 @@ def folder_of(config: DictConfig) -> Path:
 
 
 def write_note(config: DictConfig, status: str, error: str = "") -> None:
-    hydra, notes = config.hydra, folder_of(config) / NOTES
-    if hydra.mode == RunMode.MULTIRUN and rank() == 0:
-        job = {"number": hydra.job.num, "folder": hydra.runtime.output_dir, "overrides": list(hydra.overrides.task)}
-        notes.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**job, "status": status, "error": " ".join(error.split())})
-        write_whole(notes / f"{hydra.job.num}.json", text)
+    hydra = config.hydra
+    if hydra.mode != RunMode.MULTIRUN or rank() > 0:
+        return
+    note = {
+        "number": hydra.job.num,
+        "folder": hydra.runtime.output_dir,
+        "overrides": list(hydra.overrides.task),
+        "status": status,
+        "error": " ".join(error.split()),
+    }
+    notes = folder_of(config) / NOTES
+    notes.mkdir(parents=True, exist_ok=True)
+    write_whole(notes / f"{hydra.job.num}.json", json.dumps(note))
 
 
 def print_report(folder: Path) -> None:
     """Prints the report, also after Ctrl-C, and if jobs failed."""
-    if (sweep := Sweep(folder)).jobs:
+    sweep = Sweep(folder)
+    if sweep.jobs:
         print(sweep.text())
