@@ -4,11 +4,14 @@ strikes.py raises at chosen moments; they are spread over all of them, the same 
 wake a waiting next(), come at the end.
 """
 
+import multiprocessing
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 
 import pytest
@@ -114,16 +117,59 @@ def test_after_an_interrupt_inside_iter_or_close_the_next_epoch_is_whole(name, c
                 pass
 
 
-def test_with_in_order_false_an_interrupt_ends_the_epoch_and_no_sample_comes_twice():
+@pytest.mark.parametrize("moment", [20, 60])  # a worker is waited for, and later
+def test_with_in_order_false_an_interrupt_ends_the_epoch_or_changes_nothing_and_no_sample_comes_twice(moment):
     with WorkerLoader(Numbers(60), 4, num_workers=2, seed=0, in_order=False) as loader:
         iterator = iter(loader)
         seen = rows(next(iterator) for _ in range(3))
-        with pytest.raises(Interrupted), struck(20):
-            next(iterator)
-        with pytest.raises(RuntimeError, match="an exception has interrupted this epoch"):
-            next(iterator)
+        with pytest.raises(Interrupted), struck(moment):
+            seen += rows(iterator)
+        try:
+            seen += rows(iterator)
+            assert len(seen) == 60
+        except RuntimeError as error:
+            assert "an exception has interrupted this epoch" in str(error)
         assert len(set(seen)) == len(seen)
         assert sorted(rows(loader)) == list(range(60))
+
+
+class Signalling(Numbers):
+    """Its program gets a signal again and again, at least five times, while next() waits for a sample."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.program, self.received = os.getpid(), multiprocessing.RawValue("i")
+
+    def __getitem__(self, index: int) -> int:
+        first = self.received.value
+        while self.received.value < first + 5:
+            os.kill(self.program, signal.SIGUSR1)
+            threading.Event().wait(0.005)
+        return index
+
+
+@pytest.mark.parametrize("settings", [{}, {"worker_method": "thread", "timeout": 50}, {"seed": 0, "in_order": False}])
+def test_what_interrupts_only_the_waiting_leaves_the_workers_to_it_however_often_it_comes(settings):
+    dataset, seen = Signalling(12), []
+
+    def strike(*_: object) -> None:
+        dataset.received.value += 1
+        frame = sys._getframe(1)
+        if frame.f_code.co_name == "wait":
+            raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    try:
+        with WorkerLoader(dataset, 3, num_workers=1, **settings) as loader:
+            iterator = iter(loader)
+            workers = iterator._workers
+            while len(seen) < 12:
+                with suppress(TimeoutError):
+                    seen += next(iterator).tolist()
+            assert iterator._workers == workers and loader.stats()["workers"]["deaths"] == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert sorted(seen) == list(range(12))
 
 
 class Waiting(Numbers):
