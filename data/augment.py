@@ -58,9 +58,13 @@ class Augment:
         which, seed = random.uniform(2)
         mix, alpha = self._mixes[int(which * len(self._mixes))]
         share = mix(images, np.random.default_rng(int(seed * 2**53)), alpha)
-        labels = torch.zeros((len(images), self.num_classes), device=images.device)
-        labels.scatter_(1, batch[self.label].long().view(-1, 1), 1.0)
-        return {**batch, self.label: labels.lerp_(labels.roll(1, 0), 1 - share)}
+        labels = batch[self.label]
+        if labels.is_floating_point():  # they are shares already
+            labels = labels.float()
+        else:
+            numbers, labels = labels, torch.zeros((len(images), self.num_classes), device=images.device)
+            labels.scatter_(1, numbers.long().view(-1, 1), 1.0)
+        return {**batch, self.label: labels.lerp(labels.roll(1, 0), 1 - share)}
 
 
 def blend(images: torch.Tensor, generator: np.random.Generator, alpha: float) -> float:

@@ -1,4 +1,4 @@
-"""Subset: some samples of a dataset. If the dataset has `read_batch` and `arrays`, the subset has them too."""
+"""Subset: some samples of a dataset, with all that the dataset offers (data/__init__.py), for these samples."""
 
 from collections.abc import Sequence
 from inspect import ismethod
@@ -9,13 +9,19 @@ import numpy as np
 from data.errors import DataError
 from loaders import offers
 
+AS_THEY_ARE = ("sample_spec", "augment_batch", "prepare")  # methods that take no index
+TRANSLATED = ("will_read", "path", "without_augmentation")  # methods that Subset has if the dataset has them
+
 
 class Subset:
-    """The samples of `dataset` at `indices`, int64 (N,)."""
+    """The samples of `dataset` at `indices`, int64 (N,).
+
+    Other methods of the dataset are not passed on, as they may take an index: call them on `dataset`.
+    """
 
     def __init__(self, dataset: Any, indices: np.ndarray) -> None:
         self.dataset, self.indices = dataset, indices
-        for name in ("sample_spec", "augment_batch", "classes", "mean", "std"):
+        for name in (*AS_THEY_ARE, "classes", "mean", "std"):
             if hasattr(dataset, name):
                 setattr(self, name, getattr(dataset, name))
         for name in ("read_batch", "arrays"):
@@ -24,8 +30,15 @@ class Subset:
 
     def __getattr__(self, name: str) -> Any:
         """The dataset's attributes, such as `labels`; those with a value per sample have only this part's values."""
-        if name.startswith("_") or name in ("dataset", "indices") or ismethod(value := getattr(self.dataset, name)):
+        if name.startswith("_") or name in ("dataset", "indices"):
             raise AttributeError(f"{type(self).__name__} has no {name}")
+        value = getattr(self.dataset, name)
+        if name in TRANSLATED:
+            return getattr(self, f"_{name}")
+        if ismethod(value):
+            raise AttributeError(
+                f"{type(self).__name__} has no {name}(), as it may take an index: call dataset.{name}"
+            )
         if hasattr(value, "iloc"):  # of pandas, which would look for its own labels
             value = value.to_numpy()
         is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
@@ -43,9 +56,14 @@ class Subset:
     def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
         self.dataset.read_batch(self.indices[indices], out, random)
 
-    def will_read(self, indices: np.ndarray) -> None:
-        if hasattr(self.dataset, "will_read"):
-            self.dataset.will_read(self.indices[indices])
+    def _will_read(self, indices: np.ndarray) -> None:
+        self.dataset.will_read(self.indices[indices])
+
+    def _path(self, index: int) -> str:
+        return str(self.dataset.path(int(self.indices[index])))
+
+    def _without_augmentation(self) -> "Subset":
+        return Subset(self.dataset.without_augmentation(), self.indices)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {name: array[self.indices] for name, array in self.dataset.arrays().items()}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from data.errors import DataError
@@ -13,18 +14,20 @@ class Normalize:
 
     A transform: it takes a batch, a dict with the images, and returns a new dict. The other fields are unchanged, and
     `random` is not used.
-    mean, std: one number per channel, for pixels scaled to 0..1. fields: the names of the fields with images.
+    mean, std: one number per channel, for pixels scaled to 0..1: a list, an array or a tensor. fields: the names of
+    the fields with images.
     Raises DataError unless the images are uint8 (B, H, W, C) with that number of channels.
     """
 
     def __init__(
         self,
-        mean: Sequence[float],
-        std: Sequence[float],
+        mean: Any,
+        std: Any,
         dtype: torch.dtype = torch.float32,
         fields: Sequence[str] = ("image",),
     ) -> None:
-        self.mean, self.std, self.dtype, self.fields = tuple(mean), tuple(std), dtype, tuple(fields)
+        self.mean, self.std = (tuple(np.asarray(values, float).flatten().tolist()) for values in (mean, std))
+        self.dtype, self.fields = dtype, tuple(fields)
         self._constants: dict[tuple[torch.device, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, batch: dict[str, Any], random: Any = None) -> dict[str, Any]:

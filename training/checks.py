@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, default_collate
 from data.errors import DataError
 from loaders import Random, WorkerLoader, offers
 from training.config import Config
-from training.tasks import Task
+from training.tasks import Task, is_classes
 
 
 def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> dict[str, Any]:
@@ -80,11 +80,17 @@ def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
     return batch
 
 
-def is_classes(labels: Tensor, below: int) -> bool:
-    """Whether labels are an integer below `below` per sample, or shares of the classes, (B, classes)."""
-    if labels.is_floating_point():
-        return labels.ndim == 2
-    return labels.numel() == len(labels) and all(0 <= label < below for label in labels.flatten().tolist())
+def check_labels(dataset: Any, task: Task) -> None:
+    """Raises DataError if the dataset offers `labels`, and one of them is not that of a class."""
+    labels, below = getattr(dataset, "labels", None), task.label_below
+    if labels is None or below is None or is_stream(dataset):
+        return
+    values = np.asarray(labels)
+    if values.dtype.kind in "iu" and values.size == len(dataset):
+        wrong = np.flatnonzero((values < 0) | (values >= below))
+        if len(wrong):
+            label = f"labels[{wrong[0]}] of {type(dataset).__name__} is {values.flatten()[wrong[0]]}"
+            raise DataError(f"{label}: give the numbers of classes, 0 to {below - 1}")
 
 
 def is_stream(dataset: Any) -> bool:

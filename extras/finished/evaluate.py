@@ -25,6 +25,7 @@ from extras.finished.finished_run import SPLITS, FinishedRun, parser
 from scripts.command import run_script
 from training.files import write_whole
 from training.results import finite
+from training.tasks import classes_of
 from training.trainer import Trainer
 
 
@@ -59,7 +60,7 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
     trainer, task, transform = run.trainer, run.task, run.data.normalize
     evaluation, is_own = None, type(trainer).evaluation_step is not Trainer.evaluation_step
     if task.label_below and transform is not None and not is_own:
-        evaluation = Evaluation(run.data.test.classes, transform.fields[0], transform.mean, transform.std)
+        evaluation = Evaluation(classes_of(run.data.train), transform.fields[0], transform.mean, transform.std)
     step, samples, outputs = trainer.evaluation_step, 0, list[Tensor]()
     hook = trainer.model.register_forward_hook(lambda _, inputs, output: outputs.append(output))
 

@@ -27,6 +27,7 @@ from loaders import tensors
 from scripts.command import run_script
 from training.config import ConfigError
 from training.files import write_whole
+from training.tasks import classes_of
 
 COMPARED = 16  # samples
 TOLERANCE = 1e-3  # of the outputs: their largest difference, as a share of the largest output
@@ -142,7 +143,7 @@ def describe(run: FinishedRun, path: Path, inputs: Inputs, outputs: list[Tensor]
     lines += ["", "example.npz has prepared inputs, and the network's outputs for them: compare yours."]
     if run.task.label_below:
         lines += ["Outputs are logits: softmax makes them probabilities. The classes, in order:", ""]
-        lines += [f"    {name}" for name in run.data.test.classes]
+        lines += [f"    {name}" for name in classes_of(run.data.train)]
     write_whole(path.parent / "README.md", "\n".join(lines) + "\n")
 
 

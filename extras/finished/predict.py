@@ -35,6 +35,7 @@ from scripts.command import run_script
 from training.checks import is_stream
 from training.config import ConfigError
 from training.files import replacing
+from training.tasks import classes_of
 
 TOP = 5  # classes of a row
 
@@ -70,16 +71,34 @@ def main(arguments: list[str] | None = None) -> Path:
 
 def records(run: FinishedRun, samples: Samples, folder: Path) -> Iterator[dict[str, Any]]:
     """A row of the table for each sample, by column; one that cannot be read has only "file" and "error"."""
+    names = Names()
     options: dict[str, Any] = {"batch_size": run.config.train.batch_size, "collate_fn": list, "seed": 0}
     with WorkerLoader(samples, num_workers=run.config.loader.num_workers, **options) as loader:
         for read in tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None):
-            found: dict[str, dict[str, Any]] = {}
-            for names, batch in batches_of(read):
+            predictions: dict[int, dict[str, Any]] = {}  # by row
+            for rows, batch in batches_of(read):
                 on_device = move(batch, lambda tensor: tensor.to(run.device))
                 outputs = run.task.predictions(run.outputs(run.data.transform(on_device)))
-                for name, predicted in zip(names, per_sample(outputs, len(names)), strict=True):
-                    found[name] = cells(run, predicted, name, folder)
-            yield from ({"file": name, **found.get(name, {"error": reason})} for name, _, reason in read)
+                for row, predicted in zip(rows, per_sample(outputs, len(rows)), strict=True):
+                    name = names.unused(read[row][0])
+                    predictions[row] = cells(run, predicted, name, folder)
+            for row, (name, _, reason) in enumerate(read):
+                yield {"file": name, **predictions.get(row, {"error": reason})}
+
+
+class Names:
+    """The names of the files that a task writes: those of samples, with a number if their stem repeats."""
+
+    def __init__(self) -> None:
+        self._used = set[str]()
+
+    def unused(self, name: str) -> str:
+        path, number = Path(name), 1
+        while path.stem in self._used:
+            number += 1
+            path = path.with_name(f"{Path(name).stem}_{number}{path.suffix}")
+        self._used.add(path.stem)
+        return str(path)
 
 
 def per_sample(outputs: Any, count: int) -> list[Any]:
@@ -104,7 +123,7 @@ def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> dict[str
     best = predicted.topk(min(TOP, len(predicted)))
     for place, (index, value) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True), 1):
         suffix = "" if place == 1 else f"_{place}"
-        row |= {f"class{suffix}": run.data.test.classes[index], f"probability{suffix}": round(value, 6)}
+        row |= {f"class{suffix}": classes_of(run.data.train)[index], f"probability{suffix}": round(value, 6)}
     return row
 
 

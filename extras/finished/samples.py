@@ -15,7 +15,6 @@ from data.errors import DataError, read_lines
 from data.image_folder import find_images, say_left_out
 from data.images.decoders import choose
 from data.images.decoding import decode, image_errors, whole
-from data.subset import Subset
 from extras.finished.finished_run import FinishedRun
 from loaders import offers
 from training.config import ConfigError
@@ -73,18 +72,16 @@ def read_inputs(names: Sequence[str], dataset: Any, index: int) -> dict[str, Any
     return {name: sample[name] for name in names}
 
 
-def batches_of(samples: list[Sample]) -> list[tuple[list[str], dict[str, Any]]]:
-    """Batches of the readable samples, with their names: one if their inputs have equal shapes, else each alone."""
-    readable = [sample for sample in samples if not sample[2]]
-    shapes = {tuple(np.shape(value) for value in inputs.values()) for _, inputs, _ in readable}
-    groups = [readable] if len(shapes) == 1 else [[sample] for sample in readable]
-    return [([name for name, _, _ in group], default_collate([inputs for _, inputs, _ in group])) for group in groups]
+def batches_of(samples: list[Sample]) -> list[tuple[list[int], dict[str, Any]]]:
+    """Batches of the readable samples, with their rows: one if their inputs have equal shapes, else each alone."""
+    readable = {row: inputs for row, (_, inputs, reason) in enumerate(samples) if not reason}
+    shapes = {tuple(np.shape(value) for value in inputs.values()) for inputs in readable.values()}
+    groups = [list(readable)] if len(shapes) == 1 else [[row] for row in readable]
+    return [(rows, default_collate([readable[row] for row in rows])) for rows in groups]
 
 
 def name_of(dataset: Any, index: int) -> str:
     """The name that the dataset gives the sample, such as its file; else the sample's index in the whole dataset."""
-    if isinstance(dataset, Subset):
-        return name_of(dataset.dataset, int(dataset.indices[index]))
     return str(dataset.path(index) if hasattr(dataset, "path") else index)
 
 

@@ -31,6 +31,51 @@ def test_a_subset_reads_whole_batches_and_arrays_only_if_its_dataset_does_and_ha
     assert some.ids.tolist() == some.names == [4, 7] and some.classes == ("a", "b", "c")
 
 
+class Offering:
+    """A dataset with every optional method and attribute."""
+
+    classes, mean, std = np.array(["a", "b"]), torch.zeros(3), np.ones(3)
+    labels = pytest.importorskip("pandas").Series(np.arange(6) % 2)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        return int(index)
+
+    def path(self, index: int) -> str:
+        return f"{index}.png"
+
+    def prepare(self, image: int) -> int:
+        return -image
+
+    def will_read(self, indices: np.ndarray) -> None:
+        self.asked = indices.tolist()
+
+    def without_augmentation(self) -> "Offering":
+        plain = Offering()
+        plain.note = "plain"
+        return plain
+
+    def row_of(self, index: int) -> int:
+        return index
+
+
+def test_a_subset_has_every_optional_method_of_its_dataset_for_its_samples_and_names_the_others():
+    nested = Subset(Subset(Offering(), np.array([1, 3, 5])), np.array([0, 2]))
+    for some in (nested, pickle.loads(pickle.dumps(nested))):
+        assert [some[0], some[1]] == [1, 5] and [some.path(0), some.path(1)] == ["1.png", "5.png"]
+        assert some.prepare(7) == -7 and np.array_equal(some.labels, [1, 1])
+        plain = some.without_augmentation()
+        assert plain.note == "plain" and [plain[0], plain[1]] == [1, 5]
+        some.will_read(np.array([1]))
+        assert some.dataset.dataset.asked == [5]
+        with pytest.raises(AttributeError, match=r"row_of\(\), as it may take an index: call dataset\.row_of"):
+            some.row_of(0)
+    for name in ("path", "prepare", "will_read", "without_augmentation"):
+        assert not hasattr(Subset([1, 2, 3], np.array([0])), name)
+
+
 def test_loaders_use_the_whole_batches_and_arrays_of_a_subset(caplog):
     dataset = Subset(arrays(), np.arange(7, 27))
     for copied in (dataset, copy.copy(dataset), pickle.loads(pickle.dumps(dataset))):

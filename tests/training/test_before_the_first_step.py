@@ -76,6 +76,32 @@ def metric(name: str, chosen: str, module: str = __name__) -> list[str]:
 
 NORM, ONE_SAMPLE = own("model", "Normed"), [r"train\.last_batch=drop", r"train\.accumulate"]
 LOSSLESS = [f"task.scores={{lossless: {{_target_: {__name__}.mistakes}}}}", "task.metric=lossless"]
+
+
+class Labelled(Images):
+    """Offers its labels, of which the last is wrong."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        return np.arange(self.length) % 2 + (np.arange(self.length) == 37)
+
+
+class Late(Images):
+    """A wrong label after the first samples."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return image, label + 5 * (index == 37)
+
+
+class Soft(Images):
+    """Labels are shares of the classes."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return image, torch.tensor([0.9 - 0.8 * label, 0.1 + 0.8 * label])
+
+
 STREAM = f"data._target_={DOORS}.Stream"
 SYNTHETIC, PAIRS = "data._target_=data.synthetic.Synthetic", f"sampler._target_={DOORS}.Pairs"
 MARGIN = "task.loss={_target_: torch.nn.MultiMarginLoss}"
@@ -85,6 +111,15 @@ NOT_FITTING = {
     "a sample without label": (fault("no label"), ["Faulty", "None"]),
     "a tuple with a field more": (fault("three fields"), [r"\b3\b", r"task\.inputs|image"]),
     "no classes": (fault("no classes"), ["Faulty", "classes", "task=regression"]),
+    "a wrong label among those that are offered": (
+        [own("data", "Labelled")],
+        [r"labels\[37\] of Labelled is 2: .* 0 to 1"],
+    ),
+    "a part of a stream to validate on": (
+        [STREAM, "train.steps_per_epoch=2", "data.val_fraction=0.1"],
+        [r"data.val_fraction=0\.1: Stream is a stream"],
+    ),
+    "no labels to count": (["task.class_weights=balanced"], ["task.class_weights=balanced: Images has no `labels`"]),
     "no samples": (fault("empty"), ["Faulty", "sample"]),
     "no __getitem__": (["data._target_=argparse.Namespace", "+data.classes=[a]"], ["Namespace", "__getitem__"]),
     "a stream without an end": ([STREAM], [r"train\.steps_per_epoch", "Stream"]),
@@ -136,6 +171,11 @@ def test_a_metric_that_needs_more_samples_is_named_by_the_first_evaluation(tmp_p
     assert not (tmp_path / "accuracies" / "metrics.jsonl").exists()
 
 
+def test_a_wrong_label_of_a_later_batch_is_named_with_its_batch(tmp_path, error):
+    with error(r"step \d, in epoch 1: the label of row \d+ is 6: number them 0 to 1"):
+        train(tmp_path, *IMAGES, own("data", "Late"))
+
+
 def test_a_fork_may_check_its_dataset_in_a_test(error):
     batch = check_dataset(Images(train=True), Classification(Images(train=True)))
     assert batch["image"].shape == (2, 8, 8, 3) and batch["label"].tolist() == [0, 1]
@@ -152,6 +192,7 @@ FITTING = {
     "a stream of one sample": ONE,
     "first samples that cannot be read": [*fault("unreadable"), "loader.on_error=skip", "loader=workers"],
     "float images": fault("floats"),
+    "mixup of labels that are shares": [own("data", "Soft"), "augment.mixup=0.2"],
 }
 
 

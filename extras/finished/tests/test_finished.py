@@ -51,6 +51,30 @@ class MLP(nn.Module):
         return self.layers(torch.cat([left, right], 1)) + (self.unlike and torch.compiler.is_exporting())
 
 
+class Crops:
+    """Two crops of each file, of four classes; training samples are noise. Its attributes are arrays and tensors."""
+
+    classes, mean, std = np.array(["a", "b", "c", "d"]), torch.full((3, 1, 1), 0.5), np.full(3, 0.25)
+    labels = torch.arange(40) % 4
+
+    def __init__(self, train, **_):
+        self.train = train
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        label, image = self.labels[index], torch.zeros(8, 8, 3, dtype=torch.uint8)
+        image[2 * label : 2 * label + 2] = 200 + index
+        return torch.randint(256, (8, 8, 3), dtype=torch.uint8) if self.train else image, label
+
+    def path(self, index):
+        return f"photo {index // 2}.jpg"
+
+    def without_augmentation(self):
+        return Crops(False)
+
+
 TABLE = [f"data._target_={HERE}.Table", "task=regression", "task.inputs=[left,right]", "task.label=y"]
 TABLE += [f"model._target_={HERE}.MLP"]
 
@@ -164,6 +188,28 @@ def test_the_table_and_the_mistakes_are_those_of_the_predictions():
     assert kept == pytest.approx(every[:MISTAKES]), "the worst of all batches"
 
 
+def test_samples_of_one_file_have_a_row_each_and_a_split_of_a_training_set_is_not_augmented(tmp_path):
+    crops = [f"data._target_={HERE}.Crops", "data.val_fraction=0.2", "model=linear", "train.batch_size=8"]
+    train(tmp_path, *crops, "train.epochs=1")
+    network = FinishedRun(tmp_path)
+    plain = Crops(False)
+    for split, dataset in (("train", network.data.train), ("val", network.data.val)):
+        rows = predicted(tmp_path, tmp_path / "p", "--split", split)
+        assert [row["file"] for row in rows] == [f"photo {index // 2}.jpg" for index in dataset.indices]
+        images = torch.stack([plain[index][0] for index in dataset.indices])
+        outputs = network.outputs(network.data.transform({"image": images, "label": torch.zeros(len(images))}))
+        assert [row["class"] for row in rows] == Crops.classes[outputs.argmax(1)].tolist()
+        result = evaluate.main([str(tmp_path), "--split", split, "--out", str(tmp_path / split)])
+        right = outputs.argmax(1) == Crops.labels[dataset.indices]
+        assert result["accuracy"] == pytest.approx(right.float().mean().item()), "of images that are not augmented"
+        assert [row["class"] for row in result["classes"]] == ["a", "b", "c", "d"]
+    assert [predict.Names.unused(names, "x/a.png") for names in [predict.Names()] * 3] == [
+        "x/a.png",
+        "x/a_2.png",
+        "x/a_3.png",
+    ]
+
+
 @pytest.mark.parametrize("name", ["evaluate", "predict", "export"])
 def test_a_program_starts_in_any_folder_and_a_mistake_is_one_sentence(tmp_path, name, python, bound):
     program = ROOT / "extras" / "finished" / f"{name}.py"
@@ -206,12 +252,12 @@ def test_lists_of_paths_and_odd_names_are_read_and_a_missing_file_is_named(train
 
 
 def test_samples_of_several_sizes_are_predicted_alone_and_one_that_cannot_be_read_not_at_all():
-    def names_of(*sizes):
+    def rows_of(*sizes):
         read = Samples("abc", lambda index: {"image": torch.zeros(sizes[index])})
-        return [names for names, _ in batches_of([read[index] for index in range(3)])]
+        return [rows for rows, _ in batches_of([read[index] for index in range(3)])]
 
-    assert names_of(4, 4, 4) == [["a", "b", "c"]] and names_of(4, 5, 4) == [["a"], ["b"], ["c"]]
-    assert names_of(4, -1, 4) == [["a", "c"]], "torch refuses the size"
+    assert rows_of(4, 4, 4) == [[0, 1, 2]] and rows_of(4, 5, 4) == [[0], [1], [2]]
+    assert rows_of(4, -1, 4) == [[0, 2]], "torch refuses the size"
     named = SimpleNamespace(path="{}.jpg".format)
     assert [name_of(Subset(named, np.array([1, 3])), index) for index in (0, 1)] == ["1.jpg", "3.jpg"]
 
