@@ -28,14 +28,18 @@ class Logger:
     finish: Callable[[dict[str, Any] | None], None]  # the summary; None if the run was interrupted or failed
 
     def __init__(self, **options: Any) -> None:
-        self.name, self.options, self._works = type(self).__name__.lower(), options, False
+        self.name = type(self).__name__.lower()
+        self.options = options
+        self._works = False  # until the run starts, and in the main process alone
         if find_spec(self.package) is None:
             raise ConfigError(f"logger={self.name} needs another package: pip install {self.package}")
 
     def on_start(self, run: Run) -> None:
-        self._works, self.folder, self.config = run.is_main, run.folder.absolute(), asdict(run.config)
+        self._works = run.is_main
+        self.folder = run.folder.absolute()
+        self.config = asdict(run.config)
         # Hydra writes multirun.yaml into the sweep's folder, whatever hydra.sweep.subdir calls those of its jobs.
-        self.sweep = next((one for one in self.folder.parents if (one / "multirun.yaml").exists()), None)
+        self.sweep = next((folder for folder in self.folder.parents if (folder / "multirun.yaml").exists()), None)
         self.run_name = str(self.folder.relative_to(self.sweep.parent)) if self.sweep else self.folder.name
         self._id_file = self.folder / f"{self.name}_run_id.txt"
         is_continued = run.trainer.step > 0 and self._id_file.exists()
@@ -58,11 +62,12 @@ class Logger:
             if self._works:
                 method(*arguments)
         except Exception as error:
-            self._works, reason = False, f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self._works = False
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             log.warning("logger=%s failed and is left out from here on: %s", self.name, reason)
 
 
 def numbers(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
     """The numbers among the values; those in nested dictionaries get keys such as "phase_seconds.evaluation"."""
-    found = {key: value for key, value in flat(values).items() if isinstance(value, (int, float))}
-    return {prefix + key: value for key, value in found.items() if not isinstance(value, bool)}
+    leaves = {prefix + key: value for key, value in flat(values).items() if not isinstance(value, bool)}
+    return {key: value for key, value in leaves.items() if isinstance(value, (int, float))}

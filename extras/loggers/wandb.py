@@ -22,7 +22,8 @@ class WandB(Logger):
     def start(self, run: Run) -> None:
         import wandb
 
-        identifier, group = self.earlier_id or uuid4().hex, self.sweep and self.sweep.name
+        identifier = self.earlier_id or uuid4().hex
+        group = self.sweep.name if self.sweep else None
         options: dict[str, Any] = {"name": self.run_name, "group": group, "config": self.config, **self.options}
         has_mode = "mode" in options or "WANDB_MODE" in os.environ
         if not has_mode and not wandb.login(prompt=False, verify=False):  # wandb.init would prompt

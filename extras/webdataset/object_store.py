@@ -27,7 +27,9 @@ from data.errors import DataError, explained
 
 SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
 ATTEMPTS = 10  # of a request, unless it is told otherwise
-OPENING_SECONDS, READING_SECONDS = 10, 600  # after which a request that fails is not repeated
+# A request that fails is repeated until so many seconds have passed.
+OPENING_SECONDS = 10
+READING_SECONDS = 600
 STALL_SECONDS = 10  # a request that receives nothing for so long is repeated, or for a third of its seconds
 VARIABLES = "AWS_ACCESS_KEY_ID, AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS or AZURE_STORAGE_ACCOUNT_NAME"
 REMEDIES = {
@@ -67,13 +69,16 @@ class RangeReader:
     def __call__(self) -> bytes:
         if not self.size:
             return b""  # no server sends an empty range
-        (store, name), obstore = _place(self.url, self.attempts, READING_SECONDS), library()
-        end, etag = self.start + self.size, self.version.etag
+        store, name = _place(self.url, self.attempts, READING_SECONDS)
+        obstore = library()
+        end = self.start + self.size
+        etag = self.version.etag
         with store_errors(f"{self.url}, bytes {self.start:,} to {end:,},"):
             answer = obstore.get(store, name, options={"range": (self.start, end), "if_match": etag})
             if answer.meta["e_tag"] != etag:  # the server ignores If-Match
                 raise obstore.exceptions.PreconditionError("its ETag is another one")
-            if len(data := bytes(answer.bytes())) != self.size:  # its headers are wrong: obstore trusts them
+            data = bytes(answer.bytes())
+            if len(data) != self.size:  # the headers were wrong, and obstore trusts them
                 raise ValueError(f"the server sent {len(data):,} bytes")
             return data
 
@@ -87,18 +92,22 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
     if most == 0:
         return enumerate(call() for call in calls)
     library()  # raises an error in a forked process, which has none of the threads
-    found: SimpleQueue[tuple[int, Future[T]]] = SimpleQueue()
+    finished: SimpleQueue[tuple[int, Future[T]]] = SimpleQueue()
+
+    def finish(number: int, future: Future[T]) -> None:
+        finished.put((number, future))
+
     futures = []
     for number, call in enumerate(calls):
         future = Future[T]()
-        future.add_done_callback(partial(lambda number, done: found.put((number, done)), number))
+        future.add_done_callback(partial(finish, number))
         futures.append(future)
         _threads(most).put((future, call))
 
     def results() -> Iterator[tuple[int, T]]:
         try:
             for _ in futures:
-                number, future = found.get()
+                number, future = finished.get()
                 yield number, future.result()
         finally:
             for future in futures:
@@ -141,24 +150,28 @@ def is_remote(url: str) -> bool:
 
 def find_version(url: str) -> Version:
     """The version that an object has now. Raises DataError after OPENING_SECONDS without an answer."""
-    if (found := request("head", url)) is None:
-        raise DataError(f"{url} is not there, or its bucket is not; check the name, and AWS_REGION if it is of AWS")
-    if (found["e_tag"] or "W/").startswith("W/"):
-        raise DataError(f"{url}: the server sends no strong ETag, which tells that it changed; use another server")
-    return Version(found["size"], found["e_tag"])
+    meta = request("head", url)
+    if meta is None:
+        raise DataError(f"{url} does not exist, or its bucket does not; check the name, and AWS_REGION for AWS")
+    etag = meta["e_tag"]
+    if etag is None or etag.startswith("W/"):
+        raise DataError(f"{url}: the server sends no strong ETag, so changes would go unnoticed; use another server")
+    return Version(meta["size"], etag)
 
 
 def read_object(url: str) -> bytes | None:
     """The whole object; None if it does not exist."""
-    found = request("get", url)
+    answer = request("get", url)
     with store_errors(url):
-        return found and bytes(found.bytes())
+        return None if answer is None else bytes(answer.bytes())
 
 
 def request(method: str, url: str, *arguments: Any, **options: Any) -> Any:
     """Calls a function of obstore for an object; None if there is no such object. Raises DataError if that fails."""
     with store_errors(url), suppress(FileNotFoundError):
-        return getattr(library(), method)(*_place(url, ATTEMPTS, OPENING_SECONDS), *arguments, **options)
+        function = getattr(library(), method)
+        store, name = _place(url, ATTEMPTS, OPENING_SECONDS)
+        return function(store, name, *arguments, **options)
     return None
 
 
@@ -170,12 +183,25 @@ def _place(url: str, attempts: int, seconds: int) -> tuple[Any, str]:
 
 @cache
 def _store(folder: str, attempts: int, seconds: int) -> Any:
-    longest = timedelta(seconds=min(10, seconds / 4))  # ten attempts then last half a minute
-    pauses = {"init_backoff": timedelta(seconds=0.1), "max_backoff": longest, "base": 4}
-    retries = {"max_retries": attempts - 1, "retry_timeout": timedelta(seconds=seconds), "backoff": pauses}
-    stall = timedelta(seconds=min(STALL_SECONDS, seconds / 3))
-    times = {"connect_timeout": "3s", "read_timeout": stall, "timeout": "10min"}
-    options: dict[str, Any] = {"retry_config": retries, "client_options": {"allow_http": True, **times}}
+    longest_pause = min(10, seconds / 4)  # ten attempts then last half a minute
+    longest_stall = min(STALL_SECONDS, seconds / 3)
+    options: dict[str, Any] = {
+        "retry_config": {
+            "max_retries": attempts - 1,
+            "retry_timeout": timedelta(seconds=seconds),
+            "backoff": {
+                "init_backoff": timedelta(seconds=0.1),
+                "max_backoff": timedelta(seconds=longest_pause),
+                "base": 4,
+            },
+        },
+        "client_options": {
+            "allow_http": True,
+            "connect_timeout": "3s",
+            "read_timeout": timedelta(seconds=longest_stall),
+            "timeout": "10min",
+        },
+    }
     with store_errors(folder):
         if folder.startswith("s3://") and "AWS_PROFILE" in os.environ:
             options["credential_provider"] = import_module("obstore.auth.boto3").Boto3CredentialProvider()
@@ -205,9 +231,11 @@ def store_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = re.sub(r"\?\S*", "", str(error).partition("\n")[0])  # a URL's query may have a signature
-        # Not set, nor at the address where a machine's role would have its credentials.
-        no_role = "Account must be specified" in reason or "169.254.169.254" in reason
-        kind = "UnauthenticatedError" if no_role else type(error).__name__
-        kind = "OSError" if "builder error" in reason else kind  # of the client, which opens files
+        kind = type(error).__name__
+        # There are no credentials, not even at the address where a machine's role has them.
+        if "Account must be specified" in reason or "169.254.169.254" in reason:
+            kind = "UnauthenticatedError"
+        if "builder error" in reason:  # the client could not open its files
+            kind = "OSError"
         remedy = REMEDIES.get(kind, "check the network and the server")
         raise DataError(f"{what} cannot be read ({reason}); {remedy}") from None  # the error itself shows the query

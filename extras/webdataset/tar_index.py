@@ -27,7 +27,8 @@ from extras.webdataset import object_store
 from extras.webdataset.object_store import ATTEMPTS, Version, is_remote
 from training.files import write_whole
 
-IMAGES, LABELS = tuple(suffix[1:] for suffix in SUFFIXES), ("cls", "json")
+IMAGES = tuple(suffix[1:] for suffix in SUFFIXES)
+LABELS = ("cls", "json")
 KINDS = IMAGES + LABELS
 AT_ONCE = 32  # shards in an object store whose indices are read at the same time
 BLOCK = 4 << 20  # bytes that are requested at a time to read a whole shard
@@ -55,13 +56,23 @@ def _each_shard(function: Callable[[str], Any], shards: list[str], what: str, at
 def read_index(shard: str) -> Index:
     """The index that is kept, or beside the shard, else a new one. Raises DataError if the shard cannot be read."""
     version = find_version(shard)
-    if (index := load(kept_file(shard), version)) is None and is_remote(shard):
-        beside = f"{shard}.index.npz"
-        content = object_store.read_object(beside)
-        if content and (index := load(io.BytesIO(content), version)) is None:
-            remedy = f"run `python extras/webdataset/index_tars.py {shard}`"
-            raise DataError(f"{beside} is the index of another tar, or of an earlier version of this one; {remedy}")
+    index = load(kept_file(shard), version)
+    if index is None and is_remote(shard):
+        index = read_index_beside(shard, version)
     return index or make_index(shard, version)
+
+
+def read_index_beside(shard: str, version: Version) -> Index | None:
+    """The index in the object store, beside the shard; None if there is none. Raises DataError if it does not fit."""
+    beside = f"{shard}.index.npz"
+    content = object_store.read_object(beside)
+    if not content:
+        return None
+    index = load(io.BytesIO(content), version)
+    if index is None:
+        remedy = f"run `python extras/webdataset/index_tars.py {shard}`"
+        raise DataError(f"{beside} is the index of another tar, or of an earlier version of this one; {remedy}")
+    return index
 
 
 def put_index(shard: str) -> int:
@@ -74,7 +85,8 @@ def put_index(shard: str) -> int:
 
 
 def make_index(shard: str, version: Version) -> Index:
-    kept, others = kept_file(shard), list[str]()
+    kept = kept_file(shard)
+    others: list[str] = []
     with opened(shard, version) as file:
         samples = arrange(shard, scan(file, others))
     index = version, samples, len(others), example_of(others)
@@ -100,8 +112,8 @@ def opened(shard: str, version: Version | None = None, attempts: int = ATTEMPTS)
 def find_version(shard: str) -> Version:
     if is_remote(shard):
         return object_store.find_version(shard)
-    found = os.stat(shard)
-    return Version(found.st_size, str(found.st_mtime_ns))
+    status = os.stat(shard)
+    return Version(status.st_size, str(status.st_mtime_ns))
 
 
 def kept_file(shard: str) -> Path:
@@ -112,8 +124,9 @@ def kept_file(shard: str) -> Path:
 
 
 def as_file(version: Version, samples: np.ndarray, *others: int | str) -> bytes:
+    about = [os.fsencode(str(part)) for part in (*version, *others)]
     file = io.BytesIO()
-    np.savez(file, about=np.array([os.fsencode(str(part)) for part in (*version, *others)]), samples=samples)
+    np.savez(file, about=np.array(about), samples=samples)
     return file.getvalue()
 
 
@@ -130,7 +143,10 @@ class RemoteFile(io.RawIOBase):
     """A shard in an object store, as a file."""
 
     def __init__(self, url: str, version: Version, attempts: int) -> None:
-        self._url, self._version, self._attempts, self._position = url, version, attempts, 0
+        self._url = url
+        self._version = version
+        self._attempts = attempts
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -155,11 +171,14 @@ def scan(file: Any, others: list[str], kinds: Collection[str] = LABELS) -> Itera
     Hidden ones, links and other files are not read: their names go to `others`.
     """
     with tarfile.open(fileobj=file, mode="r:") as tar:
-        for member in (each for each in tar if not each.isdir()):
-            kind, content = split(member.name)[1], b""
+        for member in tar:
+            if member.isdir():
+                continue
+            _, kind = split(member.name)
             if not member.isreg() or kind not in KINDS or is_hidden(member.name):
                 others.append(member.name)
                 continue
+            content = b""
             if kind in kinds:
                 file.seek(member.offset_data)
                 content = file.read(member.size)
@@ -177,11 +196,19 @@ def split(name: str) -> tuple[str, str]:
 
 
 def arrange(shard: str, members: Iterable[Member]) -> np.ndarray:
-    if not (samples := pair(shard, members)):
+    samples = pair(shard, members)
+    if not samples:
         raise DataError(f"{shard} has no images; add some, such as KEY.jpg, where KEY has no dot, or leave it out")
-    rows = [(offset, size, label, os.fsencode(name)) for name, offset, size, label in samples]
-    label, name = (np.array(column).dtype for column in list(zip(*rows, strict=True))[2:])
-    return np.array(rows, [("offset", "<u8"), ("bytes", "<u4"), ("label", label), ("name", name)])
+    names, offsets, sizes, contents = zip(*samples, strict=True)
+    labels = np.array(contents)
+    encoded_names = np.array([os.fsencode(name) for name in names])
+    fields = [("offset", "<u8"), ("bytes", "<u4"), ("label", labels.dtype), ("name", encoded_names.dtype)]
+    index = np.empty(len(samples), fields)
+    index["offset"] = offsets
+    index["bytes"] = sizes
+    index["label"] = labels
+    index["name"] = encoded_names
+    return index
 
 
 def pair(shard: str, members: Iterable[Member]) -> list[Member]:
@@ -205,7 +232,8 @@ def pair(shard: str, members: Iterable[Member]) -> list[Member]:
 def read_label(shard: str, member: Member) -> bytes:
     name, *_, content = member
     with explained(f"{shard}: {name} has no label", "write a number or a name into it"):
-        label = json.loads(content)["label"] if split(name)[1] == "json" else content.decode("utf-8-sig").strip()
+        _, kind = split(name)
+        label = json.loads(content)["label"] if kind == "json" else content.decode("utf-8-sig").strip()
         if not isinstance(label, int | str) or label == "":
             raise ValueError(f"it has {label!r}")
         return str(label).encode()

@@ -27,7 +27,18 @@ from data.images.crops import CroppedDataset, File, class_indices
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
 from extras.webdataset.object_store import ATTEMPTS, RangeReader, Version, answers, is_remote
-from extras.webdataset.tar_index import KINDS, Index, each_shard, find_version, opened, pair, read_index, scan, split
+from extras.webdataset.tar_index import (
+    KINDS,
+    Index,
+    Member,
+    each_shard,
+    find_version,
+    opened,
+    pair,
+    read_index,
+    scan,
+    split,
+)
 
 HOW = "set it to tar files such as data/train-{000000..000009}.tar, data/train-*.tar or a list of them"
 Files = Iterator[tuple[int, bytes]]  # of a batch: a row, and its image file
@@ -60,24 +71,30 @@ class WebDataset(CroppedDataset):
     ) -> None:
         super().__init__(train, **crops)
         self.attempts = attempts
-        shards = find_shards("data.urls", urls) if train else find_shards("data.test_urls", test_urls)
+        key = "data.urls" if train else "data.test_urls"
+        shards = find_shards(key, urls if train else test_urls)
         indices = read_indices(shards)
-        self.shards, self._versions = np.array(shards), [version for version, *_ in indices]
-        self._shard = np.repeat(np.arange(len(shards), dtype=np.uint32), [len(index) for _, index, *_ in indices])
-        self._offsets, self._bytes, self._names = (joined(indices, name) for name in ("offset", "bytes", "name"))
+        self.shards = np.array(shards)
+        self._versions = [version for version, *_ in indices]
+        counts = [len(samples) for _, samples, *_ in indices]
+        self._shard = np.repeat(np.arange(len(shards), dtype=np.uint32), counts)
+        self._offsets = joined(indices, "offset")
+        self._bytes = joined(indices, "bytes")
+        self._names = joined(indices, "name")
         others = [f"{shard}/{name}" for shard, (*_, count, name) in zip(shards, indices, strict=True) if count]
-        say_left_out("data.urls" if train else "data.test_urls", others, sum(count for *_, count, _ in indices))
+        say_left_out(key, others, sum(count for *_, count, _ in indices))
         self._at_once = requests if any(map(is_remote, shards)) else 0
         self._begun: dict[Any, Files] = {}  # this batch's files and the next one's, at most
         labels = read_labels(indices)
         if classes is not None:
             self.classes = read_classes(classes)
-            known = np.arange(len(self.classes)) if labels.dtype.kind == "i" else np.array(self.classes)
+            values = np.arange(len(self.classes)) if labels.dtype.kind == "i" else np.array(self.classes)
         else:
-            known = np.unique(labels if train else read_labels(read_indices(find_shards("data.urls", urls))))
-            self.classes = tuple(str(value) for value in known)
+            training_labels = labels if train else read_labels(read_indices(find_shards("data.urls", urls)))
+            values = np.unique(training_labels)
+            self.classes = tuple(str(value) for value in values)
         remedy = "change the label, or set data.classes to a list of all classes"
-        self.labels = class_indices(labels, known, self.path, remedy)
+        self.labels = class_indices(labels, values, self.path, remedy)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_begun": {}}
@@ -91,7 +108,8 @@ class WebDataset(CroppedDataset):
     def will_read(self, indices: np.ndarray) -> None:
         """Begins to read the files at `indices` (B,), if they are in an object store, before this batch is read."""
         if self._at_once:
-            self._begun = dict(list(self._begun.items())[-1:])
+            newest = list(self._begun.items())[-1:]
+            self._begun = dict(newest)
             self._begun[_request_key(indices)] = self._files(indices)
 
     def encoded_rows(self, indices: np.ndarray) -> Iterator[tuple[int, File]]:
@@ -102,7 +120,9 @@ class WebDataset(CroppedDataset):
         return answers(map(self._reader, indices.tolist()), self._at_once)
 
     def _reader(self, index: int) -> Callable[[], bytes]:
-        number, start, size = int(self._shard[index]), int(self._offsets[index]), int(self._bytes[index])
+        number = int(self._shard[index])
+        start = int(self._offsets[index])
+        size = int(self._bytes[index])
         shard = str(self.shards[number])
         if is_remote(shard):
             return RangeReader(shard, start, size, self._versions[number], self.attempts)
@@ -120,8 +140,9 @@ class WebDatasetStream(CroppedStream):
     like = WebDataset
 
     def open(self, options: SimpleNamespace) -> Sequence[str] | None:
-        key, urls = ("data.urls", options.urls) if self.train else ("data.test_urls", options.test_urls)
-        self.shards, self.attempts = find_shards(key, urls), options.attempts
+        key = "data.urls" if self.train else "data.test_urls"
+        self.shards = find_shards(key, options.urls if self.train else options.test_urls)
+        self.attempts = options.attempts
         self._state: dict[str, Any] = {}  # of the newest iterator
         self._says_left_out = True  # once
         return options.classes and read_classes(options.classes)
@@ -136,7 +157,8 @@ class WebDatasetStream(CroppedStream):
         order = torch.randperm if self.train else torch.arange  # with a loaded state nothing is drawn, as before
         state = self._state = state or {"order": order(len(mine)).tolist(), "place": 0, "byte": 0}
         while state["place"] < len(mine):
-            for end, data, name, label in self.read_shard(mine[state["order"][state["place"]]], state["byte"]):
+            number = state["order"][state["place"]]
+            for end, data, name, label in self.read_shard(mine[number], state["byte"]):
                 state["byte"] = end
                 yield data, name, label
             state |= {"place": state["place"] + 1, "byte": 0}
@@ -146,7 +168,7 @@ class WebDatasetStream(CroppedStream):
         others = list[str]()
         with opened(shard, attempts=self.attempts) as file:
             file.seek(start)
-            for _, members in groupby(scan(file, others, KINDS), lambda member: split(member[0])[0]):
+            for _, members in groupby(scan(file, others, KINDS), key_of):
                 sample = list(members)
                 contents = {name: content for name, *_, content in sample}
                 _, offset, size, _ = sample[-1]
@@ -156,6 +178,12 @@ class WebDatasetStream(CroppedStream):
         if self._says_left_out and getattr(get_worker_info(), "id", 0) == 0:
             say_left_out(shard, others)  # once, by one stream
             self._says_left_out = False
+
+
+def key_of(member: Member) -> str:
+    """What a sample's members have in common: their name up to the first dot."""
+    key, _ = split(member[0])
+    return key
 
 
 def _request_key(indices: np.ndarray) -> tuple[Any, ...]:
@@ -185,9 +213,10 @@ def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
             shards += expand_braces(url)
             continue
         for path in map(os.path.expanduser, expand_braces(url)):
-            if not (found := [path] if os.path.isfile(path) else sorted(glob.glob(path))):
+            paths = [path] if os.path.isfile(path) else sorted(glob.glob(path))
+            if not paths:
                 raise DataError(f"{key}={url}: there is no file {path}; {HOW}")
-            shards += found
+            shards += paths
     return shards
 
 
@@ -196,19 +225,25 @@ def expand_braces(text: str) -> list[str]:
     braces = re.search(r"{([^{}]+)}", text)
     if braces is None:
         return [text]
+    before = text[: braces.start()]
+    after = text[braces.end() :]
+    alternatives = braces[1].split(",")
     numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braces[1])
-    each = braces[1].split(",")
     if numbers:
-        each = [f"{number:0{len(numbers[1])}}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
-    return [result for one in each for result in expand_braces(text[: braces.start()] + one + text[braces.end() :])]
+        first, last = numbers.groups()
+        alternatives = [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
+    expanded = []
+    for alternative in alternatives:
+        expanded += expand_braces(f"{before}{alternative}{after}")
+    return expanded
 
 
 def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
     names = read_lines("data.classes=", classes) if isinstance(classes, str) else classes
-    found = tuple(str(name).strip() for name in names)
-    if len({*found}) != max(1, len(found)):
-        raise DataError(f"data.classes={classes}: its {len(found)} names must all differ")
-    return found
+    stripped = tuple(str(name).strip() for name in names)
+    if len(set(stripped)) != max(1, len(stripped)):
+        raise DataError(f"data.classes={classes}: its {len(stripped)} names must all differ")
+    return stripped
 
 
 def read_indices(shards: list[str]) -> list[Index]:

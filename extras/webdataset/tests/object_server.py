@@ -15,23 +15,31 @@ class ObjectServer(ThreadingHTTPServer):
     hold(request) is called before a request is answered.
     """
 
-    daemon_threads, request_queue_size = True, 100
+    daemon_threads = True
+    request_queue_size = 100
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.folder, self.url = folder, f"http://127.0.0.1:{self.server_port}"
-        self.shares, self.random, self.short, self.hold = (0, 0, 0), random.Random(1), False, lambda _: None
-        self.seen, self.spoilt = [], set()
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.shares = (0, 0, 0)
+        self.random = random.Random(1)
+        self.short = False
+        self.hold = lambda request: None
+        self.seen = []
+        self.spoilt = set()
 
     def handle_error(self, *_):
         """A client that has given up is not an error."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self):
-        server, request = self.server, (self.command, self.path, self.headers.get("Range"))
+        server = self.server
+        request = self.command, self.path, self.headers.get("Range")
         server.seen.append(request)
         weights = *server.shares, 1 - sum(server.shares)
         (fault,) = server.random.choices(("refused", "cut", "stalled", ""), weights)
@@ -41,16 +49,27 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.read(1)  # until the client gives up
         path = server.folder / self.path[1:]
         content = path.read_bytes() if path.is_file() else b""
-        etag = 'W/"1"' if path.name == "weak.tar" else f'"{hashlib.md5(content).hexdigest()}"'
-        if fault == "refused" or not path.is_file() or path.name == "secret.tar":
-            return self.answer(503 if fault == "refused" else 403 if path.is_file() else 404)
-        headers, status = {"ETag": etag, "Last-Modified": "Mon, 23 Nov 2026 00:00:00 GMT"}, 200
-        if request[2]:
-            first, last = map(int, request[2].removeprefix("bytes=").split("-"))
-            status, size, content = 206, len(content), content[first : last + 1]
+        if fault == "refused":
+            return self.answer(503)
+        if not path.is_file():
+            return self.answer(404)
+        if path.name == "secret.tar":
+            return self.answer(403)
+        checksum = hashlib.md5(content).hexdigest()
+        etag = 'W/"1"' if path.name == "weak.tar" else f'"{checksum}"'
+        headers = {"ETag": etag, "Last-Modified": "Mon, 23 Nov 2026 00:00:00 GMT"}
+        status = 200
+        _, _, wanted = request
+        if wanted:
+            status = 206
+            size = len(content)
+            first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+            content = content[first : last + 1]
             headers["Content-Range"] = f"bytes {first}-{first + len(content) - 1}/{size}"
-            content = content[:-1] if server.short else content
-        self.answer(status, content, headers, len(content) // 2 if fault == "cut" else None)
+            if server.short:
+                content = content[:-1]
+        sent = len(content) // 2 if fault == "cut" else None
+        self.answer(status, content, headers, sent)
         if fault == "cut":
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
@@ -58,7 +77,8 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_PUT(self):
-        (self.server.folder / self.path[1:]).write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        (self.server.folder / self.path[1:]).write_bytes(content)
         self.answer(201, headers={"ETag": '"new"'})
 
     def answer(self, status, body=b"", headers=None, sent=None):

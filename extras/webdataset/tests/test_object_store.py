@@ -112,7 +112,7 @@ def test_a_bucket_has_its_index_and_no_error_or_dataset_has_the_credentials(fold
     dataset = WebDataset(True, f"s3://images/{NAMES}", image_size=16)
     assert read_batches(dataset) == read_batches(WebDataset(True, f"{folder}/train-*.tar", image_size=16))
     assert SECRET.encode() not in pickle.dumps(dataset)
-    with pytest.raises(DataError, match=r"s3://nowhere/a.tar is not there, or its bucket is not; check") as caught:
+    with pytest.raises(DataError, match=r"s3://nowhere/a.tar does not exist, or its bucket does not; check") as caught:
         WebDataset(True, "s3://nowhere/a.tar")
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     server.stop()
