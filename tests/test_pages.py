@@ -15,6 +15,7 @@ from tests.data.fakes import write_images
 from tests.forks import IS_OURS, ROOT, blocks, call, copy, snippets
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHERS = [ROOT / "loaders/README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 EXTRAS = sorted(path for path in ROOT.glob("extras/*/README.md"))
 SMALL = [
     *("train.max_steps=2", "train.batch_size=16", "train.epochs=1", "train.eval_steps=2", "loader.num_workers=1"),
@@ -122,7 +123,7 @@ def test_the_tree_of_the_readme_counts_lines():
     assert len(tree) == 8
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "loaders/README.md", *EXTRAS], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS, *EXTRAS], ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_files_and_options_that_a_page_names_exist(page):
     links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()) if "://" not in link]
     assert [link for link in links if not is_there((page.parent / link).resolve())] == []
