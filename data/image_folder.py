@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +74,33 @@ def class_names(folder: Path) -> tuple[str, ...]:
 def find_images(folder: str | Path) -> tuple[list[str], list[str]]:
     """The images in a folder and its subfolders, in torchvision's order, and the other files, as relative paths.
 
-    An image has one of SUFFIXES, in any case; no part of its path is hidden. Links are followed.
+    An image has one of SUFFIXES, in any case; no part of its path is hidden. Links are followed: see `walk`.
     """
     images, others, errors = list[str](), list[str](), list[OSError]()
-    for parent, _, names in sorted(os.walk(folder, onerror=errors.append, followlinks=True)):
+    for parent, names in sorted(walk(folder, errors.append)):
         below = "" if parent == str(folder) else os.path.relpath(parent, folder) + "/"
         for path in [below + name for name in sorted(names)]:
             (images if path.lower().endswith(SUFFIXES) and not is_hidden(path) else others).append(path)
     if errors:
         raise DataError(f"{errors[0].filename} cannot be read ({errors[0].strerror}); allow it, or remove the folder")
     return images, others
+
+
+def walk(folder: str | Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[str, list[str]]]:
+    """Yields each folder in and below `folder`, with the names of its files. Links are followed.
+
+    A real folder is read once, and none that `folder` is in: links may lead back to it, or round in circles.
+    """
+    real, given = Path(os.path.realpath(folder)), Path(os.path.abspath(folder))
+    seen = {os.path.realpath(parent) for parent in (*real.parents, *given.parents)}
+    if str(real) in seen:
+        return
+    seen.add(str(real))
+    for parent, folders, names in os.walk(folder, onerror=onerror, followlinks=True):
+        below = {os.path.realpath(os.path.join(parent, name)): name for name in sorted(folders)}
+        folders[:] = [name for path, name in below.items() if path not in seen]
+        seen.update(below)
+        yield parent, names
 
 
 def say_left_out(where: object, names: Sequence[str], count: int | None = None) -> None:

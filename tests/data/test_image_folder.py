@@ -97,6 +97,58 @@ def test_images_of_every_mode_become_rgb(one_image):
         assert difference(pixels, np.broadcast_to(expected, pixels.shape))[0] <= 3, mode
 
 
+RAMP = np.linspace(0, 1, 64 * 64).reshape(64, 64)
+WITH_NAN = np.where(RAMP < 0.001, np.nan, RAMP)
+DEEP = {  # pixels, the suffix of their file, and the values that become 0 and 255
+    "8 bits": ((RAMP * 255).astype(np.uint8), "png", (0, 255)),
+    "16 bits": ((RAMP * 65535).astype(np.uint16), "png", (0, 65535)),
+    "16 bits, TIFF": ((RAMP * 65535).astype(np.uint16), "tif", (0, 65535)),
+    "16 bits, high bytes first": ((RAMP * 65535).astype(">u2"), "tif", (0, 65535)),
+    "12 bits in 16": ((RAMP * 4095).astype(np.uint16), "png", (0, 65535)),
+    "8 bits in 32": ((RAMP * 255).astype(np.int32), "tif", (0, 255)),
+    "16 bits in 32": ((RAMP * 60000).astype(np.int32), "tif", (0, 65535)),
+    "32 bits": ((RAMP * 1e5).astype(np.int32), "tif", (0, 1e5)),
+    "negative": ((RAMP * 4000 - 1000).astype(np.int32), "tif", (-1000, 3000)),
+    "floats to 1": (RAMP.astype(np.float32), "tif", (0, 1)),
+    "floats to 255": ((RAMP * 255).astype(np.float32), "tif", (0, 255)),
+    "floats to 65535": ((RAMP * 65535).astype(np.float32), "tif", (0, 65535)),
+    "negative floats": ((RAMP * 2 - 1).astype(np.float32), "tif", (-1, 1)),
+    "floats with NaN": (WITH_NAN.astype(np.float32), "tif", (0, 1)),
+    "one float": (np.full((64, 64), 0.5, np.float32), "tif", (0, 1)),
+    "one large float": (np.full((64, 64), 1e6, np.float32), "tif", (1e6, 1e6 + 1)),
+}
+
+
+@pytest.mark.parametrize("case", DEEP)
+def test_deep_pixels_are_scaled_by_the_range_of_the_whole_image(one_image, case):
+    values, suffix, (black, white) = DEEP[case]
+    dataset = one_image(Image.fromarray(values), name=f"a.{suffix}", image_size=64, test_crop=1.0)
+    expected = 255 * (np.nan_to_num(values.astype(np.float64)) - black) / (white - black)
+    pixels = dataset[0]["image"].numpy()
+    assert np.abs(pixels - expected[..., None]).max() <= 1
+    data = Path(dataset.path(0)).read_bytes()
+    part = decoding.decode(data, lambda size: (8, 16, 40, 48)).permute(1, 2, 0)
+    assert np.array_equal(part, pixels[16:48, 8:40]), "a crop is scaled as the whole image is"
+
+
+def test_links_may_go_round_in_circles_and_each_real_folder_is_read_once(tmp_path):
+    train = write_images(tmp_path) / "train"
+    files = [ImageFolder(True, tmp_path).path(index) for index in range(4)]
+    (tmp_path / "outside").mkdir()
+    smooth_image(9, 9).save(tmp_path / "outside" / "x.png")
+    links = {"cat/up": "..", "cat/top": "../..", "dog/me": ".", "dog/me2": ".", "cat/a": tmp_path / "outside"}
+    links |= {"cat/b": tmp_path / "outside", "../outside/back": train / "cat"}
+    for name, target in links.items():
+        (train / name).symlink_to(target)
+    dataset = ImageFolder(True, tmp_path)
+    found = [dataset.path(index) for index in range(len(dataset))]
+    outside = [path for path in found if path.endswith("x.png")]
+    assert len(outside) == 1 and sorted({*found} - {*outside}) == sorted(files) and len(found) == 5
+    (train / "loop").symlink_to(".")
+    with pytest.raises(DataError, match="loop has no images"):
+        ImageFolder(True, tmp_path)
+
+
 def test_a_file_is_read_whatever_its_suffix_is(one_image):
     image = smooth_image(60, 40)
     expected = one_image(image, name="a.png", image_size=32)[0]["image"]
