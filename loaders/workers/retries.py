@@ -1,0 +1,53 @@
+"""Reads again after an error that can pass, such as those of a network share or a server."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..background import is_of_signal
+from ..randomness import global_states, restore_globals
+
+NAMES = (
+    "EIO ESTALE ETIMEDOUT ECONNRESET ECONNABORTED ECONNREFUSED EHOSTDOWN EHOSTUNREACH ENETDOWN ENETRESET ENETUNREACH "
+    "ENOTCONN EREMOTEIO EAGAIN EBUSY EINTR"
+)
+CAN_PASS = {getattr(errno, name) for name in NAMES.split() if hasattr(errno, name)}
+CAUSES = 10  # how many errors that caused an error are looked at
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds: each pause is ten times as long as the one before
+
+T = TypeVar("T")
+
+
+def can_pass(error: BaseException | None) -> bool:
+    """Returns whether the error is an OSError that may not come again, or was caused by one."""
+    for _ in range(CAUSES):
+        if isinstance(error, (ConnectionError, TimeoutError)):
+            return True
+        if isinstance(error, OSError) and error.errno in CAN_PASS:
+            return True
+        if error is not None:
+            error = error.__cause__ or error.__context__
+    return False
+
+
+def tried(read: Callable[[], T], retries: int, what: Any, retried: list[tuple[Any, str]], draws_on: bool = False) -> T:
+    """Returns read(), which is called up to `retries` more times after errors that can pass.
+
+    Adds (what, reason) to `retried` for each of them. draws_on: read() does not seed the global generators, so they are
+    set back before it is called again.
+    """
+    states = global_states() if draws_on and retries else None
+    for number in range(retries):
+        try:
+            return read()
+        except Exception as error:
+            if not can_pass(error) or is_of_signal(error):
+                raise
+            retried.append((what, f"{type(error).__name__}: {error}"))
+        if states is not None:
+            restore_globals(states)
+        time.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 10**number))
+    return read()
