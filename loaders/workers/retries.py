@@ -36,8 +36,8 @@ def can_pass(error: BaseException | None) -> bool:
 def tried(read: Callable[[], T], retries: int, what: Any, retried: list[tuple[Any, str]], draws_on: bool = False) -> T:
     """Returns read(), which is called up to `retries` more times after errors that can pass.
 
-    Adds (what, reason) to `retried` for each of them. draws_on: read() does not seed the global generators, so they are
-    set back before it is called again.
+    Adds (what, reason) to `retried` for each of them. draws_on: read() draws from the global generators and does not
+    seed them, so they are set back before it is called again.
     """
     states = global_states() if draws_on and retries else None
     for number in range(retries):

@@ -95,6 +95,7 @@ CONFIGS = [
     ({"preload_depth": -1}, "preload_depth=-1", "from 0"),
     ({"timeout": -0.5}, "timeout=-0.5", "from 0"),
     ({"timeout": float("nan")}, "timeout=nan", "from 0"),
+    ({"retries": -1}, "retries=-1", "from 0"),
     ({"on_error": "shrug"}, "on_error=shrug", "one of raise, skip"),
     ({"name": "torch", "on_error": "skip"}, "loader=torch", "use loader=workers"),
     ({"name": "resident", "on_error": "skip"}, "loader=resident", "use loader=workers"),
@@ -118,6 +119,8 @@ ARGUMENTS = [
     ({"worker_method": "threads"}, "worker_method=threads", "multiprocessing, thread"),
     ({"worker_method": "thread", "multiprocessing_context": "fork", "num_workers": 1}, "thread", "leave out multipro"),
     ({"on_error": "ignore"}, "on_error=ignore", "one of raise, skip"),
+    ({"retries": 1.5}, "retries=1.5", "an integer from 0"),
+    ({"retries": 1}, "retries", "give seed=0"),
     ({"last_batch": "rolover"}, "last_batch=rolover", "keep, drop"),
     ({"last_batch": "keep", "drop_last": True}, "last_batch='keep'", "only one of them"),
 ]
