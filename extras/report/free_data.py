@@ -1,4 +1,4 @@
-"""Free data: how long a training step takes when its batch is already on the device.
+"""Free data: how long a training step takes when its batch is already on the device, and how long to queue it.
 
 After the run, some batches of the training loader are kept and trained on. The weights are restored afterwards.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from loaders import Accelerator, Preloader
 from training.run import Run
 from training.trainer import Trainer
+from training.verdict import Measured
 
 log = logging.getLogger(__name__)
 
@@ -24,26 +26,31 @@ REPETITIONS = 5  # each with another batch, so that their range shows how much b
 WARM_UP_STEPS = 2
 LONGEST = 10  # nothing is measured if that would take this many times as long as it may
 MOST_STEPS = 1000  # of a repetition
+MOST_QUEUED = 9  # steps of which the time to queue them is measured
 
 
-def free_step_seconds(run: Run, seconds: float, step_seconds: float) -> list[float]:
-    """Returns the seconds of a step with free data, sorted, one for each repetition; all processes have to call it.
+def measure_free_steps(run: Run, seconds: float, step_seconds: float) -> Measured | None:
+    """Measures steps with free data; all processes have to call it. None if that would take too long, or has failed.
 
     seconds: how long to measure. step_seconds: of a step of the run, without waiting. Closes the training loader.
-    Returns [] if steps take too long for that, after a signal, or after an error, of which it warns.
+    After a signal it returns None too; of an error it warns.
     """
     if step_seconds * (WARM_UP_STEPS + REPETITIONS) > LONGEST * seconds:
-        return []
+        return None
     try:
         batches = kept_batches(run.train_loader, seconds)
         run.train_loader.close()  # its workers would take cores from the steps
         with weights_put_back(run.trainer):
-            return sorted(measure(run, batches, seconds))
+            free = sorted(measure(run, batches, seconds))
+            if not free:
+                return None
+            queued = max(1, min(MOST_QUEUED, int(seconds / REPETITIONS / free[-1])))
+            return Measured(free, queueing_seconds(run, batches, queued), synchronizes(run, batches[0]))
     except Exception as error:  # the run itself is complete
         if run.processes.world_size > 1:  # the other processes wait for this one
             raise
         log.warning("a step with free data could not be measured: %s: %s", type(error).__name__, error)
-        return []
+        return None
 
 
 def kept_batches(loader: Preloader, seconds: float) -> list[Any]:
@@ -73,6 +80,39 @@ def repeat(run: Run, batch: Any, steps: int) -> list[float]:
     Accelerator(run.trainer.device).synchronize()
     results = run.processes.gather(((time.perf_counter() - began) / steps, run.checkpoints.signals.received))
     return [] if any(signal for _, signal in results) else [taken for taken, _ in results]
+
+
+def queueing_seconds(run: Run, batches: list[Any], steps: int) -> float | None:
+    """How long Python takes to queue a step on the idle device, the longest of all processes; None on a CPU.
+
+    Over many steps in a row it would wait, whatever the network: the device's queue fills.
+    """
+    if run.trainer.device.type == "cpu":
+        return None
+    accelerator, seconds = Accelerator(run.trainer.device), list[float]()
+    for number in range(steps):
+        accelerator.synchronize()
+        began = time.perf_counter()
+        run.trainer.take_step(batches[number % len(batches)])
+        seconds.append(time.perf_counter() - began)
+    accelerator.synchronize()
+    return max(run.processes.gather(statistics.median(seconds)))
+
+
+def synchronizes(run: Run, batch: Any) -> bool:
+    """Whether a step itself waits for the device, as .item() does. Only CUDA tells."""
+    if run.trainer.device.type != "cuda":
+        return False
+    earlier = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", "called a synchronizing CUDA operation")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            run.trainer.take_step(batch)
+        finally:
+            torch.cuda.set_sync_debug_mode(earlier)
+    return bool(waits)
 
 
 @contextmanager

@@ -5,27 +5,27 @@ from __future__ import annotations
 import logging
 import resource
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import psutil
 
 from data.errors import Range, check_range
-from extras.report.free_data import free_step_seconds
+from extras.report.free_data import measure_free_steps
 from extras.report.load import Load
 from loaders import Accelerator, Window
 from training.config import ConfigError
 from training.files import write_whole
 from training.run import Run
 from training.table import table
-from training.verdict import verdict
+from training.verdict import OTHERS, verdict
 
 log = logging.getLogger(__name__)
 
-BUSY_OTHERS = 0.15  # share of the cores; if other programs use more, the report says so
-
 
 class Report:
-    """Adds to the summary: phase_seconds, memory, others_cpu_fraction, free_step_ms and free_data_gain (ranges).
+    """Adds to the summary: phase_seconds, memory, others_cpu_fraction, free_step_ms and free_data_gain (ranges),
+    queueing_ms, callbacks_ms. Replaces its verdict by one that takes these into account.
 
     seconds: how long steps with free data are measured after the run, at most a fifth of its training; 0: not at all.
     """
@@ -51,13 +51,15 @@ class Report:
             "others_cpu_fraction": self._load.of_others(),
             "free_step_ms": None,
             "free_data_gain": None,
+            "queueing_ms": None,
+            "callbacks_ms": 1000 * callback_seconds(run),
         }
         if summary is not None and total.steps:
-            self._measure_free_data(run, total, found)
+            self._measure(run, total, stats, found)
         lines = [found["verdict"], "", *phase_table(found["phase_seconds"])]
         if total.steps:
-            lines += ["", *step_table(run), "", *worker_lines(stats, total), free_sentence(found)]
-        if (others := found["others_cpu_fraction"]) > BUSY_OTHERS:
+            lines += ["", *step_table(run), "", *worker_lines(stats), free_sentence(found)]
+        if (others := found["others_cpu_fraction"]) > OTHERS:
             lines.append(f"Other programs used {others:.0%} of the cores: an idle machine gives other figures.")
         lines.append(memory_sentence(found))
         log.info("%s", "\n".join(lines[1:]))  # the verdict comes last on the terminal
@@ -65,15 +67,24 @@ class Report:
             text = "\n".join(lines)
             write_whole(run.folder / "report.md", f"# Run {run.folder.resolve().name}\n\n```\n{text}\n```\n")
 
-    def _measure_free_data(self, run: Run, total: Window, found: dict[str, Any]) -> None:
+    def _measure(self, run: Run, total: Window, stats: dict[str, Any], found: dict[str, Any]) -> None:
+        """Measures steps with free data, and adds what they tell to `found`."""
         load, seconds = Load(), min(self.seconds, total.seconds / 5)
-        computing = (total.seconds - total.wait_seconds) / total.steps
-        free = free_step_seconds(run, seconds, computing) if seconds else []
-        found["others_cpu_fraction"] = max(found["others_cpu_fraction"], load.of_others())
-        if free:
-            step = total.seconds / total.steps
-            found["free_step_ms"] = [1000 * free[0], 1000 * free[-1]]
-            found["free_data_gain"] = [step / free[-1], step / free[0]]
+        step, computing = total.seconds / total.steps, (total.seconds - total.wait_seconds) / total.steps
+        measured = measure_free_steps(run, seconds, computing) if seconds else None
+        found["others_cpu_fraction"] = others = max(found["others_cpu_fraction"], load.of_others())
+        if measured is None:
+            return
+        measured = replace(measured, callbacks=callback_seconds(run), others=others)
+        found["verdict"] = verdict(total, run.config.loader.name, stats, measured)
+        found["free_step_ms"] = [1000 * measured.free[0], 1000 * measured.free[-1]]
+        found["free_data_gain"] = [*measured.gains(step)]
+        found["queueing_ms"] = None if measured.queueing is None else 1000 * measured.queueing
+
+
+def callback_seconds(run: Run) -> float:
+    """Of the callbacks' on_step, per step."""
+    return run.callback_seconds / max(1, run.timer.whole().steps)
 
 
 def phases_of(run: Run) -> dict[str, float]:
@@ -101,15 +112,13 @@ def step_table(run: Run) -> list[str]:
     return table([["milliseconds", *rows], *([name, *(f"{value:.1f}" for value in each)] for name, each in columns)])
 
 
-def worker_lines(stats: dict[str, Any], total: Window) -> list[str]:
+def worker_lines(stats: dict[str, Any]) -> list[str]:
     """What a batch costs its worker, and its copy to the device."""
     lines, workers, preloader = [], stats.get("workers", {}), stats.get("preloader", {})
     if batches := workers.get("read_batches"):
         busy, cpu, queued = (1000 * workers[f"worker_{key}_seconds"] / batches for key in ("busy", "cpu", "queued"))
-        lines.append(
-            f"A worker takes {busy:.1f} ms for a batch: it computes for {cpu:.1f} ms, and waits for a core for "
-            f"{queued:.1f} ms; workers: {workers['active_workers']}."
-        )
+        parts = f"computing {cpu:.1f} ms, waiting for a core {queued:.1f} ms"
+        lines.append(f"Reading a batch takes {busy:.1f} ms ({parts}); workers: {workers['active_workers']}.")
     if batches := preloader.get("batches"):
         copy, transform = (1000 * preloader[f"{key}_seconds"] / batches for key in ("copy", "transform"))
         lines.append(f"Copying a batch to the device takes {copy:.1f} ms, transforming it {transform:.1f} ms.")
@@ -120,14 +129,10 @@ def free_sentence(summary: dict[str, Any]) -> str:
     if summary["free_step_ms"] is None:
         return "Free data were not measured."
     low, high = summary["free_step_ms"]
-    slower, faster = summary["free_data_gain"]
-    text = (
-        f"With free data a step takes {low:.1f} to {high:.1f} ms (measured after the run on batches that are on the "
-        f"device), so training would be {slower:.2f} to {faster:.2f} times as fast."
-    )
-    if slower > 1.15 / (1 - min(0.9, summary.get("data_wait_fraction", 0.0))):
-        text += "\nThat is more than the waiting: workers, or other programs, took cores from the steps."
-    return text
+    text = f"With free data a step takes {low:.1f} to {high:.1f} ms (after the run, on batches that are on the device)"
+    if summary["queueing_ms"] is not None:
+        text += f", and Python {summary['queueing_ms']:.1f} ms to queue it"
+    return f"{text}; callbacks take {summary['callbacks_ms']:.2f} ms."
 
 
 def memory_sentence(summary: dict[str, Any]) -> str:

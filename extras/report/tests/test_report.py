@@ -3,12 +3,17 @@
 import json
 import re
 import time
+import warnings
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from extras.report import free_data
 from extras.report.load import Load, free_seconds
 from tests.configs import DOORS, checkpoint, differences, stop, train
 from training.stopping import Stopped
+from training.verdict import Measured
 
 HERE = __name__.rpartition(".")[2]
 REPORT = "+callbacks.report={_target_: extras.report.report.Report, seconds: %s}"
@@ -31,7 +36,8 @@ class Witness:
 
 def test_a_report_begins_with_the_verdict_and_gives_the_range_also_where_others_are_busy(tmp_path, monkeypatch):
     monkeypatch.setattr("extras.report.report.Load.of_others", lambda _: 0.5)
-    summary = train(tmp_path, REPORT % 0.5, *LINEAR, "timing.warmup_steps=0")
+    threads = "loader=threads", "loader.num_workers=1"
+    summary = train(tmp_path, REPORT % 0.5, "model=linear", *threads, "timing.warmup_steps=0")
     text = (tmp_path / "report.md").read_text()
     assert text.splitlines()[3] == summary["verdict"]
     assert all(f"\n{row} " in text for row in ("computing", "the whole run, without imports", "step", "waiting"))
@@ -39,8 +45,59 @@ def test_a_report_begins_with_the_verdict_and_gives_the_range_also_where_others_
     slower, faster = summary["free_data_gain"]
     assert 0 < low <= high and 0 < slower <= faster
     assert f"a step takes {low:.1f} to {high:.1f} ms" in text and f"{slower:.2f} to {faster:.2f} times as fast" in text
+    assert re.search(r"^Reading a batch takes .* ms \(computing .* ms, .*\); workers: 1\.$", text, re.MULTILINE)
     assert summary["memory_bytes"] > 0 and "Other programs used 50% of the cores" in text
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
+
+
+def test_the_measured_verdict_is_in_the_summary_in_the_report_and_in_the_last_line_that_is_printed(
+    tmp_path, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    measured = Measured([1e-6, 2e-6], queueing=1.5e-6)
+    monkeypatch.setattr("extras.report.report.measure_free_steps", lambda *_: measured)
+    monkeypatch.setattr("training.verdict.WAITS", 1.0)
+    summary = train(tmp_path, REPORT % 0.5, *LINEAR, "timing.warmup_steps=0")
+    assert summary["verdict"].startswith("loader-bound") and summary["queueing_ms"] == pytest.approx(0.0015)
+    assert (tmp_path / "report.md").read_text().splitlines()[3] == summary["verdict"]
+    assert caplog.messages[-1].splitlines()[-1] == summary["verdict"]
+
+
+class Device:
+    """A run on a device that computes for 70 ms a step; Python takes the next of `host` seconds to queue it."""
+
+    def __init__(self, *host: float) -> None:
+        self.now, self._busy_until, self._host = 0.0, 0.0, iter(host)
+        self.trainer = SimpleNamespace(device=torch.device("cuda"), take_step=self._take_step)
+        self.processes = SimpleNamespace(gather=lambda seconds: [seconds, seconds / 2])
+
+    def _take_step(self, batch):
+        self.now += next(self._host)
+        self._busy_until = max(self.now, self._busy_until) + 0.07
+
+    def synchronize(self):
+        self.now = max(self.now, self._busy_until)
+
+
+def test_queueing_a_step_is_timed_on_an_idle_device_without_what_the_device_does(monkeypatch):
+    device = Device(0.5, 0.03, 0.02)
+    monkeypatch.setattr(free_data, "Accelerator", lambda _: device)
+    monkeypatch.setattr(free_data, "time", SimpleNamespace(perf_counter=lambda: device.now))
+    assert free_data.queueing_seconds(device, [1, 2], steps=3) == pytest.approx(0.03), (
+        "the median, of the slowest process"
+    )
+    device.trainer.device = torch.device("cpu")
+    assert free_data.queueing_seconds(device, [1, 2], steps=3) is None and not free_data.synchronizes(device, 1)
+
+
+@pytest.mark.parametrize(("text", "waits"), [("called a synchronizing CUDA operation", True), ("another", False)])
+def test_a_step_that_waits_for_the_device_itself_is_noticed_and_torchs_setting_is_put_back(monkeypatch, text, waits):
+    modes = ["default"]
+    monkeypatch.setattr("torch.cuda.set_sync_debug_mode", modes.append)
+    monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: modes[-1])
+    run = Device()
+    run.trainer.take_step = lambda _: warnings.warn(f"{text} in mode {modes[-1]}", stacklevel=1)
+    assert free_data.synchronizes(run, 1) is waits and modes == ["default", "warn", "default"]
 
 
 def test_each_moment_of_the_run_counts_for_one_phase(tmp_path):
