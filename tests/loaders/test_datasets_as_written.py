@@ -5,7 +5,7 @@ import pytest
 import torch
 from example_datasets import Noisy, Numbers, Written, contents, failing, outcomes
 
-from loaders import ResidentLoader, WorkerLoader
+from loaders import ResidentLoader, UnequalSamples, WorkerLoader
 
 LENGTH, BATCH_SIZE = 12, 4
 FIRST, LAST = [0, 1, 2, 3], [8, 9, 10, 11]
@@ -150,3 +150,23 @@ def test_getitems_alone_is_enough(seed, reader):
         with WorkerLoader(Together(), BATCH_SIZE, seed=seed) as inline:
             assert contents(inline) == batches
         assert len({draw for _, draws in batches for draw in draws}) == LENGTH
+
+
+class Uneven(Numbers):
+    """Sample 6 is longer than the others, and sample 5 cannot be read."""
+
+    def __getitem__(self, index: int) -> dict:
+        if index == 5:
+            raise KeyError(index)
+        return {"number": torch.zeros(3, 4 + (index == 6)), "text": "a"}
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"worker_method": "thread"}])
+def test_of_samples_that_make_no_batch_the_one_that_differs_is_named(options):
+    options = {"num_workers": 1, "seed": 0, "on_error": "skip", **options}
+    said = r"sample 6 is number: torch.float32 \(3, 5\), text: str, and sample 4 is number: torch.float32 \(3, 4\)"
+    with WorkerLoader(Uneven(LENGTH), BATCH_SIZE, **options) as loader, pytest.raises(UnequalSamples, match=said):
+        list(loader)
+    mine = {**options, "collate_fn": lambda samples: torch.stack([sample["number"] for sample in samples])}
+    with WorkerLoader(Uneven(LENGTH), BATCH_SIZE, **mine) as loader, pytest.raises(RuntimeError, match="equal size"):
+        list(loader)
