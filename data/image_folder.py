@@ -1,4 +1,4 @@
-"""ImageFolder: JPEGs and other image files, one folder per class."""
+"""ImageFiles: samples in image files, JPEGs and others. ImageFolder: one folder per class."""
 
 import logging
 import os
@@ -21,7 +21,20 @@ SUFFIXES = (*COMMON, ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm")  # those 
 is_hidden = re.compile(r"(?:^|/)\.(?!\.?(?:/|$))").search  # whether any part of a relative path is; "./a" is not
 
 
-class ImageFolder(CroppedDataset):
+class ImageFiles(CroppedDataset):
+    """Samples that are files of images: a subclass sets `classes`, and `labels`, and defines `path`."""
+
+    def path(self, index: int) -> str:
+        """The path of the sample's file."""
+        raise NotImplementedError
+
+    def encoded(self, index: int) -> tuple[bytes, str]:
+        path = self.path(index)
+        with image_errors(path), open(path, "rb", buffering=0) as file:
+            return file.read(), path
+
+
+class ImageFolder(ImageFiles):
     """The images in root/train/CLASS/ (train) or root/val/CLASS/; the classes are the folders in root/train/.
 
     For the samples and the arguments in `crops` see CroppedDataset. Unlike torchvision's ImageFolder, this one applies
@@ -53,11 +66,6 @@ class ImageFolder(CroppedDataset):
 
     def path(self, index: int) -> str:
         return f"{self.folder}/{self.classes[self.labels[index]]}/{os.fsdecode(self.files[index])}"
-
-    def encoded(self, index: int) -> tuple[bytes, str]:
-        path = self.path(index)
-        with image_errors(path), open(path, "rb", buffering=0) as file:
-            return file.read(), path
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
