@@ -167,11 +167,13 @@ class SeededLoader(WorkerLoader[T_co]):
     def _identity(self) -> dict[str, Any]:
         order = self._order()
         kind = "sampler" if self.batch_size is not None else "batch_sampler"
+        mixture = {} if order.mixture is None else {"mixture": order.mixture.as_dict()}
         return {
             "seed": order.seed,
             "dataset_length": length_of(self.dataset),
             "global_batch_size": order.global_batch_size,
             "order": order.kind if isinstance(self.sampler, OrderSampler) else kind,
+            **mixture,
         }
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,0 +1,111 @@
+"""Mixtures: shares of parts, walks through each part, and an order that is exact everywhere and after each resume."""
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+from every_loader import LOADERS, make, saved
+from example_datasets import Noisy, Numbers, Written, contents
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaders import LoaderConfigError, Mixture, Random, WorkerLoader
+from loaders.order import Order
+
+MIXED = Mixture((13, 5), (0.7, 0.3))  # of 18 samples
+ORDERED = [name for name, case in LOADERS.items() if not case.is_stream]
+
+
+def walk(mixture: Mixture, count: int, seed: int = 0) -> np.ndarray:
+    return mixture.indices(seed, np.arange(count))
+
+
+PART = st.tuples(st.integers(1, 3000), st.one_of(st.just(0.0), st.floats(0.0001, 1)))
+
+
+@given(st.lists(PART, min_size=1, max_size=4).filter(lambda parts: any(weight for _, weight in parts)), st.integers(0))
+@settings(max_examples=25, deadline=None)
+def test_parts_have_their_shares_and_repeat_a_sample_only_when_they_have_given_all_others(parts, seed):
+    mixture, count = Mixture(*zip(*parts, strict=True)), 3 * 4096 + 1000
+    order, ends = walk(mixture, count, seed % 2**64), np.cumsum(mixture.lengths)
+    for part, (length, weight) in enumerate(parts):
+        mine = order[np.searchsorted(ends, order, side="right") == part]
+        share = weight / sum(mixture.weights)
+        assert abs(len(mine) - share * count) <= max(1, 3 * (share * (1 - share) * count) ** 0.5)
+        rounds = [mine[at : at + length] for at in range(0, len(mine), length)]
+        assert all(len(np.unique(walked)) == len(walked) for walked in rounds)
+        assert length < 50 or len(rounds) < 3 or not np.array_equal(rounds[0], rounds[1])
+
+
+def test_the_order_of_a_mixture_never_changes_is_shuffled_and_starts_anywhere_in_a_hundred_million():
+    assert walk(MIXED, 8).tolist() == [15, 3, 1, 11, 10, 6, 4, 13]
+    huge = Mixture((10**8 - 10**6, 10**6), (0.3, 0.7))
+    order = Order(10**8, 4, True, 5, mixture=huge)
+    assert order.indices(10**6, order.positions(10**7)).tolist() == [35995472, 99006931, 99536804, 99092190]
+    parts = walk(Mixture((50, 50), (1, 1)), 4096) < 50
+    assert 900 < (parts[1:] != parts[:-1]).sum() < 2 * 2048 - 900  # runs as of a coin, not in turn
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_every_loader_gives_a_mixture_in_its_order_and_goes_on_at_its_step(name):
+    order = Order(18, 4, False, 0, mixture=MIXED)
+    epochs = [[order.indices(epoch, order.positions(number)).tolist() for number in range(5)] for epoch in range(2)]
+    with make(name, sampler=MIXED, shuffle=None) as loader, make(name, sampler=MIXED, shuffle=None) as resumed:
+        assert contents(loader) == epochs[0]
+        assert contents(islice(iter(loader), 2)) == epochs[1][:2]
+        resumed.load_state_dict(saved(loader))
+        assert contents(resumed) == epochs[1][2:]
+
+
+@pytest.mark.parametrize("kind", [Noisy, Written])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_mixture_resumes_bit_equal_at_every_step_with_any_workers_and_on_two_ranks(workers, kind):
+    def loader(workers: int = workers, batch_size: int = 4, **ranks) -> WorkerLoader:
+        return WorkerLoader(kind(18), batch_size, sampler=MIXED, num_workers=workers, seed=3, **ranks)
+
+    def rest(state: dict, **ranks) -> list:
+        """The rows of the epoch that the state is in, or of the next one."""
+        with loader(**ranks) as resumed:
+            resumed.load_state_dict(state)
+            return [(batch["index"], batch["noise"]) for batch in contents(resumed)]
+
+    with loader(0) as inline:
+        first, second = ([(batch["index"], batch["noise"]) for batch in contents(inline)] for _ in range(2))
+    for step in range(1, 6):
+        with loader() as begun:
+            list(islice(iter(begun), step))
+            state = saved(begun)
+        expected = first[step:] or second
+        assert rest(state) == expected
+        halves = [rest(state, batch_size=2, rank=rank, world_size=2) for rank in range(2)]
+        assert [(left[0] + right[0], left[1] + right[1]) for left, right in zip(*halves, strict=True)] == expected
+
+
+def test_weights_that_changed_within_an_epoch_are_refused_with_both_values_and_so_is_what_cannot_work():
+    with WorkerLoader(Numbers(18), 4, sampler=MIXED, seed=0) as loader:
+        next(loader)
+        state = saved(loader)
+    assert state["order"] == "mix" and json.loads(json.dumps(state)) == state
+    weights = r"'weights': \[0.7, 0.3\].*'weights': \[1.0, 1.0\]"
+    even = Mixture((13, 5), (1, 1))
+    with WorkerLoader(Numbers(18), 4, sampler=even, seed=0) as other, pytest.raises(ValueError, match=weights):
+        other.load_state_dict(state)
+    with WorkerLoader(Numbers(18), 4, shuffle=True, seed=0) as plain, pytest.raises(ValueError, match="order='mix'"):
+        plain.load_state_dict(state)
+    for lengths, weights in (((1, 2), (0, 0)), ((1, 2), (1, -1)), ((1, 2), (1, 1e-9)), ((1,), (float("nan"),))):
+        with pytest.raises(LoaderConfigError, match="give each part at least"):
+            Mixture(lengths, weights)
+    with pytest.raises(LoaderConfigError, match="give the empty ones 0"):
+        Mixture((0, 2), (1, 1))
+    with pytest.raises(ValueError, match="not one of the dataset's 9 samples"):
+        WorkerLoader(Numbers(9), 4, sampler=MIXED, seed=0)
+    with pytest.raises(ValueError, match="seed"):
+        WorkerLoader(Numbers(18), 4, sampler=MIXED)
+
+
+def test_rows_of_a_random_give_the_numbers_that_they_give_together():
+    whole, apart = (Random(0, 1, np.arange(5), np.arange(5)) for _ in range(2))
+    assert np.array_equal(whole.uniform(2), apart.uniform(2))
+    rows = np.array([4, 1])
+    assert np.array_equal(apart.of_rows(rows).uniform(3), whole.uniform(3)[rows])
