@@ -165,7 +165,7 @@ class WithLambda(Numbers):
         (lambda: len(WorkerLoader(Numbers(), 3, seed=0)), "has no length"),
         (lambda: load(loader_of(Numbers(), 0), loader_of(Numbers(), 0, streams=2)), "streams=2, but .* streams=4"),
         (lambda: load(loader_of(Numbers(), 0), loader_of(Numbers(), 0, batch_size=2)), "batch_size=2, but .*size=3"),
-        (lambda: load(loader_of(Numbers(9), 0), loader_of(Numbers(), 0)), "stream 1 has ended 1 samples before"),
+        (lambda: load(loader_of(Numbers(9), 0), loader_of(Numbers(), 0)), "stream 1 ended 1 samples before"),
     ],
 )
 def test_what_cannot_work_is_refused_in_words(make, said):
