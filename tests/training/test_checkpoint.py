@@ -1,6 +1,8 @@
 """Checkpoints: which are written, kept, linked, found and read."""
 
+import errno
 import os
+import resource
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -125,3 +127,37 @@ def test_weights_are_evaluated_with_their_running_mean_and_both_are_saved(tmp_pa
     assert not torch.equal(mean["callbacks"]["ema"]["module.1.weight"], mean["model"]["1.weight"])
     scores = [[line.get("test_loss") for line in metrics(tmp_path / name)] for name in ("mean", "plain")]
     assert scores[0] != scores[1], "evaluation is not"
+
+
+def refuse(*paths: Any) -> None:
+    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+
+@pytest.mark.parametrize("refused", [[(Path, "symlink_to")], [(Path, "symlink_to"), (os, "link")]])
+def test_without_symbolic_links_last_and_best_are_hard_links_or_copies_that_outlive_their_files(
+    tmp_path, monkeypatch, refused
+):
+    for owner, name in refused:
+        monkeypatch.setattr(owner, name, refuse)
+    ours = checkpoints(tmp_path)
+    for step in range(1, 6):
+        ours.save(state(step))
+        if step <= 2:
+            ours.mark_best(step)
+            ours.mark_best(step)
+    assert names(tmp_path) == {"last.pt", "best.pt", "step-0000004.pt", "step-0000005.pt"}
+    assert checkpoint(tmp_path)["step"] == 5 and checkpoint(tmp_path, "best")["step"] == 2
+
+
+def test_a_full_disk_at_a_save_is_a_sentence_and_the_checkpoint_before_stays_the_newest(tmp_path, error):
+    ours = checkpoints(tmp_path)
+    ours.save(state(1))
+    large = state(2) | {"more": torch.zeros(1_000_000)}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))  # writing more fails, as on a full disk
+    try:
+        with error(str(tmp_path), r"needs 4\.0 MB", "free", "step-0000002", "resume"):
+            ours.save(large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert names(tmp_path) == {"last.pt", "step-0000001.pt"} and checkpoints(tmp_path).find("auto")["step"] == 1

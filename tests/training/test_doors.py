@@ -50,16 +50,30 @@ class Fails:
             raise ZeroDivisionError("start")
 
     def on_end(self, run: Any, summary: Any) -> None:
+        if summary is not None:
+            assert json.loads((run.folder / "summary.json").read_text())["epochs"] == 2, "it is written already"
+            summary["added"] = {"figure": np.float32(0.5), "folder": run.folder, "nan": np.float32("nan")}
         raise ZeroDivisionError("end")
 
 
-@pytest.mark.parametrize("where", ["start", "end"])
-def test_an_error_in_a_callback_ends_once_each_that_was_started(tmp_path, where):
+def with_a_callback_that_fails(where: str) -> list[str]:
     first, last = (f"+callbacks.{name}._target_={DOORS}.Spy" for name in ("first", "last"))
-    fails = f"+callbacks.fails={{_target_: {__name__}.Fails, where: {where}}}"
-    with pytest.raises(ZeroDivisionError, match=where):
-        train(tmp_path, LINEAR, first, fails, last)
-    assert Spy.calls[-2:] == [where, "interrupted"] and not {"end", "interrupted"} & {*Spy.calls[:-2]}
+    return [LINEAR, first, f"+callbacks.fails={{_target_: {__name__}.Fails, where: {where}}}", last]
+
+
+def test_an_error_in_a_callback_ends_once_each_that_was_started(tmp_path):
+    with pytest.raises(ZeroDivisionError, match="start"):
+        train(tmp_path, *with_a_callback_that_fails("start"))
+    assert Spy.calls[-2:] == ["start", "interrupted"] and not {"end", "interrupted"} & {*Spy.calls[:-2]}
+
+
+def test_nothing_after_training_fails_a_finished_run(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", "")  # without git
+    summary = train(tmp_path, *with_a_callback_that_fails("end"))
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert summary["added"] == {"figure": 0.5, "folder": str(tmp_path), "nan": None}
+    assert summary["git_commit"] is None and summary["versions"]["torch"]
+    assert Spy.calls.count("end") == 2 and "on_end of callbacks.fails" in caplog.text and "git" in caplog.text
 
 
 class NumpyState(Spy):
