@@ -24,7 +24,7 @@ from extras.finished.evaluation import Evaluation
 from extras.finished.finished_run import SPLITS, FinishedRun, parser
 from scripts.command import run_script
 from training.files import write_whole
-from training.results import finite
+from training.results import plain
 from training.tasks import classes_of
 from training.trainer import Trainer
 
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         write_whole(out / "mistakes.png", evaluation.draw_mistakes())
         write_whole(out / "confusion.png", evaluation.draw_confusion())
         print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
-    write_whole(out / "evaluation.json", json.dumps(finite(result), indent=2) + "\n")
+    write_whole(out / "evaluation.json", json.dumps(plain(result), indent=2) + "\n")
     shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
     print(f"{run}\n{shown} of {samples:,} samples ({given.split})")
     return result
