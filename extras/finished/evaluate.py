@@ -68,7 +68,9 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
         nonlocal samples
         samples, scores = samples + task.count(batch), step(batch)
         if evaluation is not None:
-            evaluation.add(batch, batch[task.label].flatten(), task.predictions(outputs[-1]))
+            labels = task.prepared(batch[task.label])
+            labels = labels.argmax(1) if labels.is_floating_point() else labels  # of shares the largest
+            evaluation.add(batch, labels, task.predictions(outputs[-1]))
         outputs.clear()
         return scores
 

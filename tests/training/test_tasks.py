@@ -136,6 +136,18 @@ def test_shapes_that_would_be_broadcast_are_refused_for_each_task():
     assert Task(THREE).matched(image, boxes) == (image, boxes), "others are left as they are"
 
 
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 5.0])])
+def test_the_items_of_a_loss_are_what_torch_divides_by(weight):
+    labels = torch.tensor([0, 255, 2, 1, 255, 2])
+    outputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    for kind in (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss):
+        mean, total = (kind(weight, ignore_index=255, reduction=how) for how in ("mean", "sum"))
+        items = Task(THREE, loss=mean).items(labels)
+        assert torch.allclose(mean(outputs, labels) * items, total(outputs, labels))
+        assert Task(THREE, loss=total).items(labels) is None
+    assert Task(THREE).items(labels) is None is Task(THREE, loss=torch.nn.MSELoss()).items(labels)
+
+
 def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
     task = Task(THREE)
     assert task.count({"edges": torch.zeros(2, 9), "image": torch.zeros(5, 3), "label": torch.zeros(4)}) == 4

@@ -1,0 +1,512 @@
+"""Classes as users write them: datasets, tasks, losses, networks. Each trains, resumes, evaluates and predicts.
+
+The oracle is a plain PyTorch loop over the same samples: equal losses, scores, weights and predictions.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import IterableDataset, default_collate
+
+from data.collate import pad
+from tests.configs import checkpoint, steps, train
+from tests.forks import ROOT
+from training.tasks import Task
+
+TRAINED, TESTED, SIZE, EPOCHS, LR, DECAY = 20, 10, 4, 2, 0.05, 0.1
+COMMON = [
+    *(f"train.batch_size={SIZE}", f"train.epochs={EPOCHS}", "train.log_interval=5", "schedule=constant"),
+    *(f"optim.lr={LR}", "optim.momentum=0", "optim.nesterov=false", f"optim.weight_decay={DECAY}"),
+    *(f"sampler._target_={__name__}.in_order", "task.label_smoothing=0"),
+]
+
+
+def in_order(dataset: Any) -> range:
+    return range(len(dataset))
+
+
+def drawn(index: int, train: bool) -> np.random.Generator:
+    return np.random.default_rng([index, train])
+
+
+class Pictures:
+    """Samples (uint8 array (H, W, 3), int); attributes are lists."""
+
+    classes = ["a", "b", "c"]  # noqa: RUF012
+
+    def __init__(self, train: bool, **_: Any) -> None:
+        self.train = train
+        self.labels = [index % 3 for index in range(len(self))]
+
+    def __len__(self) -> int:
+        return TRAINED if self.train else TESTED
+
+    def image(self, index: int) -> np.ndarray:
+        return drawn(index, self.train).integers(0, 200, (6, 6, 3), np.uint8) + np.uint8(25 * (index % 3))
+
+    def __getitem__(self, index: int) -> Any:
+        return self.image(index), index % 3
+
+
+class Arrays(Pictures):
+    """Samples are dicts; attributes are arrays, tensors and numpy's strings."""
+
+    classes, mean, std = np.array(["a", "b", "c"]), torch.full((3, 1, 1), 0.4), np.full(3, 0.3)
+
+    def __init__(self, train: bool, **_: Any) -> None:
+        super().__init__(train)
+        self.labels = torch.tensor([min(2, index % 5) for index in range(len(self))])
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": torch.from_numpy(self.image(index)), "label": self.labels[index], "name": np.str_("x")}
+
+
+class Grey(Pictures):
+    """One channel, labels (1,), and samples that are lists."""
+
+    mean, std = np.float64(0.5), torch.tensor([0.25])
+
+    def __getitem__(self, index: int) -> Any:
+        return [self.image(index)[..., :1], np.array([index % 3], np.uint8)]
+
+
+Sample = namedtuple("Sample", "image label")
+
+
+class Shares(Pictures):
+    """Float images (C, H, W), and labels that are shares of the classes, in a named tuple."""
+
+    def __getitem__(self, index: int) -> Any:
+        image = torch.from_numpy(self.image(index)).permute(2, 0, 1) / 255
+        return Sample(image, torch.tensor([0.8, 0.1, 0.1]).roll(index).double())
+
+
+class Several(Pictures):
+    """Several classes of each sample, as bools."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.image(index), np.array([index % 2, index % 3 == 0, True]).astype(bool)
+
+
+class Masks(Pictures):
+    """A class for each pixel; most pixels of some masks are 255, which is none."""
+
+    def __getitem__(self, index: int) -> Any:
+        image = self.image(index)
+        mask = (image[..., 0] // 100).astype(np.int64)
+        mask.flat[: 34 if index % 4 else 0] = 255
+        return image, mask
+
+
+class Rows:
+    """Rows of two tables, and a number, which is Python's; no attributes."""
+
+    numbers = 1
+
+    def __init__(self, train: bool, **_: Any) -> None:
+        self.train = train
+
+    def __len__(self) -> int:
+        return TRAINED if self.train else TESTED
+
+    def __getitem__(self, index: int) -> Any:
+        left, right = drawn(index, self.train).normal(size=(2, 3)).astype(np.float32)
+        return {"left": left, "right": torch.from_numpy(right), "y": self.label(float(left.sum()))}
+
+    def label(self, number: float) -> Any:
+        return number
+
+
+class Columns(Rows):
+    def label(self, number: float) -> Any:
+        return np.array([number])  # float64 (1,)
+
+
+class Pairs(Rows):
+    def label(self, number: float) -> Any:
+        return [number, -number]  # a list, which torch's collate makes a list of two tensors
+
+
+class PairArrays(Rows):
+    def label(self, number: float) -> Any:
+        return np.array([number, -number])
+
+
+class Words(Pictures):
+    """Sequences of different lengths."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"words": torch.full((1 + index % 4,), index % 3), "label": index % 3}
+
+
+class Numbers(IterableDataset):
+    """A stream of (float (3,), int)."""
+
+    classes = ("a", "b", "c")
+
+    def __init__(self, train: bool, **_: Any) -> None:
+        self.length = TRAINED if train else TESTED
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(self.length):
+            yield torch.from_numpy(drawn(index, True).normal(size=3).astype(np.float32)) + index % 3, index % 3
+
+
+class Flat(nn.Sequential):
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(36 * in_channels, num_classes))
+
+
+class Lazy(nn.Sequential):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(num_classes))
+
+
+class Pixels(nn.Conv2d):
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__(in_channels, num_classes, 1)
+
+
+class Joined(nn.Module):
+    """Takes two fields. `shape` of its outputs (B, numbers); "flat": (B,)."""
+
+    def __init__(self, num_classes: int, shape: str = "") -> None:
+        super().__init__()
+        self.layer, self.shape = nn.Linear(6, num_classes), shape
+
+    def forward(self, left: Tensor, right: Tensor) -> Any:
+        outputs = self.layer(torch.cat([left, right], 1))
+        if self.shape == "dict":
+            return {"value": outputs, "distance": left - right}
+        return outputs[:, 0] if self.shape == "flat" else outputs
+
+
+class Bag(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(3, 4), nn.Linear(4, num_classes)
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+        kept = torch.arange(words.shape[1]) < lengths[:, None]
+        return self.head((self.words(words) * kept[..., None]).sum(1) / lengths[:, None])
+
+
+class Three(nn.Linear):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(3, num_classes)
+
+
+class OfPixels(Task):
+    def __init__(self, dataset: Any, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.num_outputs = 3
+
+    def scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"pixels": (outputs.argmax(1) == labels).float()}
+
+
+class OfDicts(Task):
+    """Outputs are a dict."""
+
+    def loss(self, outputs: Any, labels: Any) -> Tensor:
+        return (outputs["value"][:, 0] - labels).square().mean()
+
+    def scores(self, outputs: Any, labels: Any) -> dict[str, Tensor]:
+        return {"far": outputs["distance"].abs().sum(1)}
+
+
+def squared(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs - labels).square()
+
+
+def itself(outputs: Tensor, labels: None) -> Tensor:
+    return outputs.square().mean()
+
+
+def wrong(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.argmax(1) != labels).float()
+
+
+class Largest:
+    """A metric of an epoch."""
+
+    higher_is_better = False
+
+    def reset(self) -> None:
+        self.value = torch.zeros(())
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        assert outputs.shape == labels.shape
+        self.value = torch.maximum(getattr(self, "value", torch.zeros(())), (outputs - labels).abs().max())
+
+    def compute(self) -> Tensor:
+        return self.value
+
+
+@dataclass
+class Case:
+    """What a user writes, and the same in plain PyTorch. `loss` and `scores` get what the network and data give."""
+
+    dataset: Any
+    network: Any
+    settings: list[str]
+    loss: Callable[[Any, Any], Tensor]
+    scores: dict[str, Callable[[Any, Any], Tensor]] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # of the network
+    inputs: tuple[str, ...] = ("image",)
+    label: str | None = "label"
+    collate: Callable[[list[Any]], Any] = default_collate
+
+
+def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.argmax(1) == labels.flatten()).float()
+
+
+def mae(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.reshape(len(labels), -1) - labels.reshape(len(labels), -1)).abs().mean(1)
+
+
+def mse(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.reshape(len(labels), -1) - labels.reshape(len(labels), -1)).square().mean()
+
+
+def entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, labels.long().flatten())
+
+
+def balanced(outputs: Tensor, labels: Tensor) -> Tensor:
+    counts = torch.bincount(Arrays(True).labels)
+    weights = TRAINED / (3 * counts)
+    return (functional.cross_entropy(outputs, labels, reduction="none") * weights[labels]).mean()
+
+
+def own(key: str, name: str) -> str:
+    return f"{key}._target_={__name__}.{name}"
+
+
+def function(key: str, target: str, options: str = "") -> str:
+    return f"{key}={{_target_: {target}{options}}}"
+
+
+TABLE = {"inputs": ("left", "right"), "label": "y", "scores": {"mae": mae}}
+FIELDS = ["task=regression", "task.inputs=[left,right]", "task.label=y"]
+IGNORING = function("task.loss", "torch.nn.CrossEntropyLoss", ", ignore_index: 255")
+CASES = {
+    "a tuple of an array and an int": Case(Pictures, Flat, [], entropy, {"accuracy": accuracy}),
+    "a dict, arrays and tensors as attributes, balanced classes": Case(
+        Arrays, Flat, ["task.class_weights=balanced"], balanced, {"accuracy": accuracy}
+    ),
+    "a list, a grey image, labels (1,)": Case(Grey, Flat, [], entropy, {"accuracy": accuracy}),
+    "a named tuple, floats, shares of classes": Case(
+        Shares,
+        Flat,
+        [],
+        functional.cross_entropy,
+        {"accuracy": lambda outputs, labels: accuracy(outputs, labels.argmax(1))},
+    ),
+    "several classes, as bools": Case(
+        Several,
+        Flat,
+        ["task=multilabel"],
+        lambda outputs, labels: functional.binary_cross_entropy_with_logits(outputs, labels.float()),
+        {"exact": lambda outputs, labels: ((outputs > 0) == labels).all(1).float()},
+    ),
+    "pixels, most of them ignored, in three parts": Case(
+        Masks,
+        Pixels,
+        ["task=own", own("task", "OfPixels"), "task.label=label", IGNORING, "train.accumulate=3"],
+        lambda outputs, labels: functional.cross_entropy(outputs, labels, ignore_index=255),
+        {"pixels": lambda outputs, labels: (outputs.argmax(1) == labels).float().mean((1, 2))},
+    ),
+    "one number, outputs (B,)": Case(Rows, Joined, FIELDS, mse, options={"shape": "flat"}, **TABLE),
+    "one number, labels (1,), a loss of one's own": Case(
+        Columns,
+        Joined,
+        [*FIELDS, function("task.loss", f"{__name__}.squared")],
+        mse,
+        options={"shape": "flat"},
+        **TABLE,
+    ),
+    "two numbers and a metric of an epoch": Case(
+        PairArrays,
+        Joined,
+        [*FIELDS, "task.numbers=2", f"task.metrics={{largest: {{_target_: {__name__}.Largest}}}}"],
+        mse,
+        **TABLE,
+    ),
+    "outputs in a dict": Case(
+        Rows,
+        Joined,
+        ["task=own", own("task", "OfDicts"), "task.inputs=[left,right]", "task.label=y"],
+        lambda outputs, labels: (outputs["value"][:, 0] - labels).square().mean(),
+        **{**TABLE, "scores": {"far": lambda outputs, labels: outputs["distance"].abs().sum(1)}},
+        options={"shape": "dict"},
+    ),
+    "no label": Case(
+        Rows,
+        Joined,
+        ["task=own", "task.inputs=[left,right]", function("task.loss", f"{__name__}.itself")],
+        itself,
+        inputs=("left", "right"),
+        label=None,
+    ),
+    "words of different lengths, a score of one's own": Case(
+        Words,
+        Bag,
+        [
+            *("task.inputs=[words,words_length]", "data.collate={_target_: data.collate.pad}"),
+            f"task.scores={{error: {{_target_: {__name__}.wrong}}}}",
+        ],
+        entropy,
+        {"accuracy": accuracy, "error": wrong},
+        inputs=("words", "words_length"),
+        collate=pad,
+    ),
+    "a stream": Case(
+        Numbers,
+        Three,
+        [
+            "task.inputs=number",
+            "train.steps_per_epoch=5",
+            "loader=workers",
+            "loader.num_workers=0",
+            "loader.streams=1",
+            "sampler._target_=null",
+        ],
+        entropy,
+        {"accuracy": accuracy},
+        inputs=("number",),
+    ),
+    "lazy weights": Case(Pictures, Lazy, [], entropy, {"accuracy": accuracy}),
+    "part of it validates": Case(Pictures, Flat, ["data.val_fraction=0.2"], entropy, {"accuracy": accuracy}),
+}
+
+
+class Plain:
+    """The oracle: the loop as it is written without this repository."""
+
+    def __init__(self, case: Case, outputs: int, kept: Any) -> None:
+        self.case, self.kept = case, kept
+        first = self.batch(case.dataset(True), kept[:1])[0][0]
+        options = {"in_channels": first.shape[1]} if first.ndim == 4 and case.network is not Lazy else {}
+        torch.manual_seed(0)
+        self.network = case.network(num_classes=outputs, **options, **case.options)
+        with torch.no_grad():
+            self.network(*self.batch(case.dataset(True), [0, 1])[0])
+        weights = [one for one in self.network.parameters() if one.ndim > 1]
+        biases = [one for one in self.network.parameters() if one.ndim == 1]
+        groups = [{"params": weights, "weight_decay": DECAY}, {"params": biases}]
+        optimizer = torch.optim.SGD(groups, lr=LR)
+        self.losses, self.scores = [], []
+        for _ in range(EPOCHS):
+            for start in range(0, len(kept) // SIZE * SIZE, SIZE):
+                inputs, labels = self.batch(case.dataset(True), kept[start : start + SIZE])
+                loss = case.loss(self.network(*inputs), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                self.losses.append(loss.item())
+            self.scores.append(self.evaluate())
+
+    def batch(self, dataset: Any, indices: Any) -> tuple[list[Tensor], Any]:
+        samples = list(dataset) if isinstance(dataset, IterableDataset) else dataset
+        batch = self.case.collate([samples[int(index)] for index in indices])
+        names = [*self.case.inputs, *([self.case.label] if self.case.label else [])]
+        fields = batch if isinstance(batch, dict) else dict(zip(names, batch, strict=True))
+        return [self.normalized(fields[name], dataset) for name in self.case.inputs], fields.get(self.case.label)
+
+    def normalized(self, images: Tensor, dataset: Any) -> Tensor:
+        if images.dtype != torch.uint8:
+            return images
+        mean, std = (
+            torch.as_tensor(getattr(dataset, name, usual)).reshape(-1, 1, 1).float()
+            for name, usual in (("mean", 0.5), ("std", 0.25))
+        )
+        return (images.permute(0, 3, 1, 2) / 255 - mean) / std
+
+    def evaluate(self) -> dict[str, float]:
+        with torch.no_grad():
+            parts = [
+                self.batch(self.case.dataset(False), range(s, min(s + SIZE, TESTED))) for s in range(0, TESTED, SIZE)
+            ]
+            pairs = [(self.network(*inputs), labels, len(inputs[0])) for inputs, labels in parts]
+        values = {"loss": sum(float(self.case.loss(o, y)) * count for o, y, count in pairs) / TESTED}
+        for name, score in self.case.scores.items():
+            values[name] = float(torch.cat([score(o, y) for o, y, _ in pairs]).mean())
+        return values
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_classes_as_users_write_them_train_resume_evaluate_and_predict_as_a_plain_loop_does(name, tmp_path):
+    case = CASES[name]
+    model = [
+        "model=linear",
+        "~model.size",
+        own("model", case.network.__name__),
+        *(f"+model.{key}={value}" for key, value in case.options.items()),
+    ]
+    settings = [*COMMON, own("data", case.dataset.__name__), *model, *case.settings]
+    if "task=" in str(case.settings):  # only classification has this key
+        settings.remove("task.label_smoothing=0")
+    summary = train(tmp_path / "whole", *settings)
+
+    order = np.random.default_rng(0).permutation(TRAINED)
+    kept = np.sort(order[4:]) if "data.val_fraction=0.2" in settings else np.arange(TRAINED)
+    outputs = 3 if hasattr(case.dataset, "classes") else 2 if "task.numbers=2" in settings else 1
+    plain = Plain(case, outputs, kept)
+    final = checkpoint(tmp_path / "whole")["model"]
+    for key, weights in plain.network.state_dict().items():
+        torch.testing.assert_close(final[key], weights, rtol=1e-4, atol=1e-5)
+    before = 0
+    for line in steps(tmp_path / "whole"):
+        assert line["loss"] == pytest.approx(np.mean(plain.losses[before : line["step"]]), abs=1e-4)
+        before = line["step"]
+    found = {key: summary[f"test_{key}"] for key in plain.scores[-1]}
+    assert found == pytest.approx(plain.scores[-1], abs=1e-4)
+
+    train(tmp_path / "parts", *settings, "train.max_steps=3")
+    train(tmp_path / "parts", *settings)
+    assert all(torch.equal(final[key], value) for key, value in checkpoint(tmp_path / "parts")["model"].items())
+    if (ROOT / "extras" / "finished").exists():
+        check_finished(case, plain, tmp_path / "whole" / "checkpoints" / "last.pt")
+
+
+def check_finished(case: Case, plain: Plain, file: Path) -> None:
+    """evaluate.py and predict.py agree with the oracle."""
+    evaluate, predict = (importlib.import_module(f"extras.finished.{name}") for name in ("evaluate", "predict"))
+    finished = importlib.import_module("extras.finished.finished_run").FinishedRun(file)
+    samples, found, _ = evaluate.evaluate(finished, finished.dataset("test"))
+    scores = plain.scores[-1]
+    assert {key: found[key] for key in scores} == pytest.approx(scores, abs=1e-4) and samples == TESTED
+    if case.collate is pad or case.dataset is Numbers:  # data.collate is not used; a stream has no length
+        return
+    table = predict.main([str(file), "--out", str(file.parent / "p")])
+    with torch.no_grad():
+        outputs = plain.network(*plain.batch(case.dataset(False), range(TESTED))[0])
+    if table.suffix == ".jsonl":
+        rows = [json.loads(line) for line in table.read_text().splitlines()]
+        name = "value" if isinstance(outputs, dict) else "prediction"
+        expected = outputs["value"] if isinstance(outputs, dict) else outputs
+        torch.testing.assert_close(torch.tensor([row[name] for row in rows]), expected, rtol=1e-3, atol=1e-4)
+        return
+    rows = list(csv.DictReader(table.open()))
+    if "class" in rows[0]:
+        assert [row["class"] for row in rows] == ["abc"[number] for number in outputs.argmax(1).tolist()]
+    else:
+        names = [key for key in rows[0] if key.startswith("value")]
+        values = torch.tensor([[float(row[key]) for key in names] for row in rows])
+        expected = outputs.sigmoid() if case.dataset is Several else outputs
+        torch.testing.assert_close(values, expected.reshape(values.shape), rtol=1e-3, atol=1e-4)
