@@ -104,6 +104,11 @@ class SeededLoader(WorkerLoader[T_co]):
         samples = position.batch * self._order().global_batch_size
         return {"version": VERSION, "epoch": position.epoch, "samples": samples, **self._identity()}
 
+    @property
+    def at_epoch_end(self) -> bool:
+        """Whether no batch is left of the newest epoch, or none has begun: `samples` in the state is 0."""
+        return self._here().batch == 0
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
         self._check_state(state)

@@ -102,11 +102,12 @@ def test_any_batch_can_be_resumed_at(case, build):
     states.append(saved(loader))
     for _ in loader:
         states.append(saved(loader))
+        assert loader.at_epoch_end == (states[-1]["samples"] == 0)
     assert [state["epoch"] for state in states] == [1] * len(case.batches(1)) + [2]
     resumed = build()
     for number, state in enumerate(states[:-1]):
         resumed.load_state_dict(state)
-        assert saved(resumed) == state
+        assert saved(resumed) == state and resumed.at_epoch_end == (state["samples"] == 0)
         if not case.is_stream:
             assert state["samples"] == number * BATCH_SIZE
         assert contents(resumed) == case.batches(1)[number:]

@@ -152,6 +152,7 @@ NOT_FITTING = {
     "a checkpoint interval of no time": (["train.checkpoint_every=0min"], [r"train\.checkpoint_every=0min", "10min"]),
     "no epoch": (["train.epochs=0"], [r"train\.epochs=0", r"\b1\b"]),
     "an unknown precision": (["train.precision=fp8"], ["fp8", "bf16"]),
+    "an unknown mode of torch.compile": (["train.compile=fast"], ["train.compile=fast", "true", "reduce-overhead"]),
     "an unknown device": (["device=gpu"], ["gpu", "cuda"]),
 }
 

@@ -1,12 +1,17 @@
 """Optimizers and frozen parameters."""
 
+from copy import deepcopy
+
 import pytest
+import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from models.small_cnn import SmallCNN
-from training.optimizer import build_optimizer, cosine, freeze
+from training.optimizer import build_optimizer, cosine, freeze, resume_optimizer
 
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.5, "momentum": 0.9, "weight_decay": 0.1}
+ADAM = {"_target_": "torch.optim.AdamW", "lr": 0.1, "weight_decay": 0.1}
 
 
 def test_weights_decay_and_biases_and_norms_do_not_and_a_checkpoints_state_fits_whatever_is_frozen():
@@ -37,3 +42,44 @@ def test_named_layers_are_frozen(names, trained):
 def test_the_learning_rate_rises_in_a_line_and_falls_as_half_a_cosine():
     (share,) = cosine(build_optimizer(nn.Linear(1, 1, bias=False), SGD), warmup_steps=2, total_steps=10).lr_lambdas[:1]
     assert [share(step) for step in (0, 1, 2, 4, 6, 10)] == pytest.approx([1 / 3, 2 / 3, 1, 0.8536, 0.5, 0], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("section", "model", "fused"),
+    [
+        (SGD, nn.Linear(2, 2), True),
+        (ADAM, nn.Linear(2, 2), True),
+        (ADAM | {"fused": False}, nn.Linear(2, 2), False),
+        (ADAM | {"foreach": True}, nn.Linear(2, 2), None),
+        (ADAM | {"_target_": "torch.optim.Adagrad"}, nn.Linear(2, 2), None),
+        (SGD, nn.Embedding(2, 2, sparse=True), None),
+    ],
+)
+def test_an_optimizer_steps_in_one_launch_where_torch_can_and_not_on_a_cpu(monkeypatch, section, model, fused):
+    assert not build_optimizer(model, section).defaults["fused"]
+    monkeypatch.setattr("training.optimizer.FUSED_ON", ("cpu",))
+    assert build_optimizer(model, section).defaults["fused"] is fused
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_checkpoint_whose_optimizer_was_fused_is_resumed_by_one_that_is_not_and_the_reverse(fused):
+    weights = []
+    for second in (fused, not fused):
+        model = nn.Linear(3, 2)
+        nn.init.ones_(model.weight)
+        nn.init.zeros_(model.bias)
+        optimizer = build_optimizer(model, ADAM | {"fused": not fused})
+        step(model, optimizer)
+        saved = deepcopy(optimizer.state_dict())
+        optimizer = build_optimizer(model, ADAM | {"fused": second})
+        resume_optimizer(optimizer, LambdaLR(optimizer, lambda _: 1.0), 1, saved, [])
+        assert [group["fused"] for group in optimizer.param_groups] == [second, second]
+        step(model, optimizer)
+        weights.append(model.weight.detach())
+    assert torch.allclose(*weights, atol=1e-6) and not torch.equal(weights[0], torch.ones(2, 3))
+
+
+def step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.tensor([[1.0, 2.0, 3.0]])).square().sum().backward()
+    optimizer.step()

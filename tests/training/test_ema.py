@@ -1,0 +1,52 @@
+"""The running mean of the weights, beside torch's own AveragedModel."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from training.callbacks.ema import EMA
+
+
+class Odd(nn.Module):
+    """Weights of two dtypes, one of them used twice, and buffers with and without a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.half = nn.BatchNorm1d(3), nn.Linear(3, 3, dtype=torch.bfloat16)
+        self.again = self.half
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+        self.register_buffer("center", torch.zeros(3))
+
+    def change(self) -> None:
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.add_(torch.rand_like(weight))
+        self.norm.num_batches_tracked += 1
+        self.norm.running_mean += torch.rand(3)
+        self.mask = torch.cat([torch.rand(1), self.mask[1:]])
+        self.center = self.center + 1  # another tensor
+
+
+def test_weights_and_buffers_get_the_mean_that_torch_gives_them_also_if_a_buffer_is_replaced():
+    model, ema = Odd(), EMA(0.9)
+    ema.on_start(run := SimpleNamespace(trainer=SimpleNamespace(model=model)))
+    expected = AveragedModel(model, use_buffers=True)
+    for step in range(4):
+        model.change()
+        ema.on_step(run)
+        expected.multi_avg_fn = get_ema_multi_avg_fn(min(0.9, (1 + step) / (10 + step)))
+        expected.update_parameters(model)
+    ours, torchs = ema.state_dict(), expected.state_dict()
+    assert ours.keys() == torchs.keys() and ours["n_averaged"] == 4
+    newest = {"module.norm.num_batches_tracked": model.norm.num_batches_tracked, "module.mask": model.mask}
+    for name, value in (torchs | newest).items():
+        assert torch.equal(ours[name], value), name
+    again = EMA(0.9)
+    again.on_start(run)
+    again.load_state_dict(ours)
+    model.change()
+    for one in (ema, again):
+        one.on_step(run)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in ema.state_dict().items())
