@@ -20,12 +20,13 @@ from omegaconf import DictConfig, OmegaConf
 from loaders import Preloader, build_loader
 from scripts import command
 from training.build import build
-from training.checkpoint import read_checkpoint, step_files
+from training.checkpoint import read_checkpoint
 from training.config import ROOT, Config, ConfigError, checked
 from training.datasets import Datasets
 from training.launch import Extras
 from training.processes import Processes
 from training.trainer import Trainer
+from training.weights import evaluated_weights, find
 
 SPLITS = ("test", "val", "train")
 
@@ -54,11 +55,9 @@ class FinishedRun:
         self._load(state)
 
     def _load(self, state: dict[str, Any]) -> None:
-        """Loads what was evaluated: the running mean of the weights (EMA), if the run had one, else the weights."""
-        mean = state.get("callbacks", {}).get("ema", {})
-        averaged = {key.removeprefix("module."): value for key, value in mean.items() if key.startswith("module.")}
+        """Loads what was evaluated."""
         try:
-            self.trainer.model.load_state_dict(averaged or state["model"])
+            self.trainer.model.load_state_dict(evaluated_weights(state))
             for name, module in self.trainer.others.items():
                 module.load_state_dict(state["others"][name])
         except (KeyError, RuntimeError) as error:
@@ -88,17 +87,6 @@ class FinishedRun:
 
     def __str__(self) -> str:
         return f"{type(self.trainer.model).__name__} of {self.path} (step {self.step})"
-
-
-def find(given: Path) -> Path:
-    """The checkpoint file to use: `given`, or best.pt in that folder, or the newest one."""
-    if given.is_file():
-        return given
-    best = given / "checkpoints" / "best.pt"
-    files = [best] if best.exists() else step_files(given / "checkpoints")
-    if not files:
-        raise ConfigError(f"{given}: there is no checkpoint file, and no checkpoints/step-*.pt below it")
-    return files[0]
 
 
 def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:

@@ -16,11 +16,12 @@ from data.fashion import FashionMini
 from data.subset import Subset
 from extras.finished import evaluate, export, predict
 from extras.finished.evaluation import MISTAKES, Evaluation
-from extras.finished.finished_run import FinishedRun, find
+from extras.finished.finished_run import FinishedRun
 from extras.finished.samples import Samples, batches_of, name_of
 from tests.configs import DOORS, composed, train
 from train import run
 from training.config import ConfigError
+from training.weights import find
 
 HERE = __name__.rpartition(".")[2]
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,0 +1,129 @@
+"""train.init_from: whose weights a new run begins with."""
+
+import logging
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from data.errors import DataError
+from tests.configs import checkpoint, differences, stop, train
+from training.config import ConfigError
+from training.stopping import Stopped
+from training.weights import begin_from
+
+HERE = SimpleNamespace(share=lambda make: make())  # the only process
+CNN = ("model=small_cnn", "model.width=1", "train.epochs=1")
+
+
+def network(classes=3, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, classes))
+
+
+def lightning(weights):
+    return {"state_dict": {f"model.{name}": weight for name, weight in weights.items()}, "callbacks": {}, "epoch": 3}
+
+
+FORMS = {
+    "plain": lambda weights: weights,
+    "lightning": lightning,
+    "ddp, compiled": lambda weights: {f"module._orig_mod.{name}": weight for name, weight in weights.items()},
+    "below model": lambda weights: {"model": weights, "optimizer": {}},
+    "below model_state_dict": lambda weights: {"model_state_dict": weights},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_state_dict_is_loaded_however_programs_save_it(tmp_path, form):
+    theirs, ours = network(seed=1), network()
+    torch.save(FORMS[form](theirs.state_dict()), tmp_path / "weights.pt")
+    begin_from(str(tmp_path / "weights.pt"), ours, HERE)
+    assert differences(ours.state_dict(), theirs.state_dict()) == []
+
+
+def test_safetensors_and_files_of_old_versions_of_torch_are_read(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    theirs = network(seed=1)
+    safetensors.save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
+    torch.save(theirs.state_dict(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    for name in ("weights.safetensors", "old.pth"):
+        ours = network()
+        begin_from(str(tmp_path / name), ours, HERE)
+        assert differences(ours.state_dict(), theirs.state_dict()) == []
+
+
+def test_names_that_the_network_has_keep_their_prefix(tmp_path):
+    theirs, ours = nn.ModuleDict({"model": network(seed=1)}), nn.ModuleDict({"model": network()})
+    torch.save({f"module.{name}": weight for name, weight in theirs.state_dict().items()}, tmp_path / "w.pt")
+    begin_from(str(tmp_path / "w.pt"), ours, HERE)
+    assert differences(ours.state_dict(), theirs.state_dict()) == []
+
+
+def test_a_layer_of_another_size_stays_new_as_a_whole_and_is_named(tmp_path, caplog):
+    theirs, ours, untouched = network(seed=1), network(), network()
+    weights = theirs.state_dict()
+    weights["3.weight"] = torch.zeros(3, 99)  # its bias has the same size
+    weights["head.bias"] = torch.zeros(2)
+    del weights["1.num_batches_tracked"]  # as in old files
+    torch.save(weights, tmp_path / "w.pt")
+    with caplog.at_level(logging.INFO):
+        begin_from(str(tmp_path / "w.pt"), ours, HERE)
+    assert "6 of 9 tensors come from" in caplog.text
+    assert "new layers, of another size or not in it: 3; not used: head" in caplog.text
+    assert torch.equal(ours[0].weight, theirs[0].weight) and torch.equal(ours[1].weight, theirs[1].weight)
+    assert torch.equal(ours[3].weight, untouched[3].weight) and torch.equal(ours[3].bias, untouched[3].bias)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            {"encoder.weight": torch.zeros(2)},
+            "w.pt has none of the layers of the network: encoder.weight; it",
+        ),
+        ([torch.zeros(2)], "w.pt has no weights .*; save a state_dict with torch.save"),
+        (network(), r"w.pt has no weights .*UnpicklingError.*; save a state_dict"),
+    ],
+)
+def test_a_file_without_weights_for_the_network_is_a_sentence(tmp_path, content, words):
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises((ConfigError, DataError), match=words):
+        begin_from(str(tmp_path / "w.pt"), network(), HERE)
+
+
+def test_a_missing_file_is_a_sentence(tmp_path):
+    with pytest.raises(ConfigError, match=f"{re.escape(str(tmp_path / 'none'))}: there is no checkpoint file"):
+        begin_from(str(tmp_path / "none"), network(), HERE)
+
+
+def test_a_run_begins_with_the_evaluated_weights_of_an_earlier_runs_best_checkpoint(tmp_path):
+    train(tmp_path / "first", *CNN, "callbacks.ema.decay=0.9")
+    best = checkpoint(tmp_path / "first", "best")
+    freezing = [
+        "train.freeze=backbone",
+        "data.num_classes=4",
+        "train.max_steps=1",
+    ]  # another last layer, all else stays
+    init = f"train.init_from={tmp_path / 'first'}"
+    train(tmp_path / "second", *CNN, *freezing, init)
+    ours = checkpoint(tmp_path / "second")["model"]
+    features = [name for name in ours if name.startswith("features.") and not name.endswith("num_batches_tracked")]
+    assert len(features) > 10 and ours["classifier.weight"].shape == (4, 8)
+    for name in features:
+        assert torch.equal(ours[name], best["callbacks"]["ema"][f"module.{name}"])
+        assert "running" in name or not torch.equal(ours[name], best["model"][name])
+
+
+def test_a_resumed_run_does_not_read_them(tmp_path):
+    train(tmp_path / "first", *CNN, "train.max_steps=1")
+    init = f"train.init_from={tmp_path / 'first'}"
+    run = [*CNN, init]
+    train(tmp_path / "whole", *run)
+    with pytest.raises(Stopped):
+        train(tmp_path / "second", *run, *stop(3))
+    (tmp_path / "first").rename(tmp_path / "moved")
+    train(tmp_path / "second", *run)
+    assert differences(checkpoint(tmp_path / "second")["model"], checkpoint(tmp_path / "whole")["model"]) == []

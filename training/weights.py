@@ -1,0 +1,86 @@
+"""train.init_from: a new run begins with the weights that a file, or an earlier run, has for its network's layers.
+
+Reading a file runs no code that it contains. A layer is taken whole or not at all: one of another size stays new.
+"""
+
+import importlib
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import to_absolute_path
+from torch import Tensor, nn
+
+from data.errors import explained
+from training.checkpoint import read_file, step_files
+from training.config import ConfigError
+from training.processes import Processes
+
+log = logging.getLogger(__name__)
+
+WRAPPER = re.compile(r"(module|_orig_mod|model)\.")  # what DDP, torch.compile and Lightning put before names
+
+
+def begin_from(source: str, model: nn.Module, processes: Processes) -> None:
+    """Loads the weights of `source`, which the main process reads. Raises ConfigError if it has none of the layers."""
+    path, weights = processes.share(lambda: read_weights(source))
+    own = model.state_dict()
+    weights = {name_in(own, name): weight for name, weight in weights.items()}
+    new = {layer_of(name) for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
+    taken = {name: weights[name] for name in own.keys() & weights.keys() if layer_of(name) not in new}
+    if not taken:
+        theirs, ours = (", ".join(names)[:150] for names in (weights, own))
+        raise ConfigError(f"train.init_from: {path} has none of the layers of the network: {theirs}; it has {ours}")
+    missing, _ = model.load_state_dict(taken, strict=False)
+    new |= {layer_of(name) for name in missing}
+    unused = {layer_of(name) for name in weights.keys() - own.keys()}
+    text = "train.init_from: %d of %d tensors come from %s; new layers, of another size or not in it: %s; not used: %s"
+    log.info(text, len(taken), len(own), path, *(", ".join(sorted(layers)) or "none" for layers in (new, unused)))
+
+
+def read_weights(source: str) -> tuple[Path, dict[str, Tensor]]:
+    """The file of train.init_from, as `find` chooses it, and the tensors in it."""
+    path = find(Path(to_absolute_path(str(Path(source).expanduser()))))  # a job may have another working directory
+    with explained(
+        f"{path} has no weights",
+        "save a state_dict with torch.save, or with safetensors (pip install safetensors)",
+    ):
+        if path.suffix == ".safetensors":
+            content = importlib.import_module("safetensors.torch").load_file(path)
+        else:
+            content = read_file(path)
+        is_ours = {"model", "callbacks"} <= content.keys()
+        content = evaluated_weights(content) if is_ours else content
+        for key in ("state_dict", "model_state_dict", "model"):  # below which programs save them
+            content = content.get(key, content)
+        return path, {name: value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def evaluated_weights(state: dict[str, Any]) -> dict[str, Tensor]:
+    """What a run evaluated: the running mean of the weights (EMA) in its checkpoint, or else the weights."""
+    mean = state.get("callbacks", {}).get("ema", {})
+    averaged = {key.removeprefix("module."): value for key, value in mean.items() if key.startswith("module.")}
+    return averaged or state["model"]
+
+
+def find(given: Path) -> Path:
+    """The checkpoint file to use: `given`, or best.pt in that run's folder, or its newest one."""
+    if given.is_file():
+        return given
+    best = given / "checkpoints" / "best.pt"
+    files = [best] if best.exists() else step_files(given / "checkpoints")
+    if not files:
+        raise ConfigError(f"{given}: there is no checkpoint file, and no checkpoints/step-*.pt below it")
+    return files[0]
+
+
+def name_in(own: dict[str, Any], name: str) -> str:
+    """The name without what wrappers of a network put before it, unless the network has that name."""
+    while name not in own and (wrapper := WRAPPER.match(name)):
+        name = name[wrapper.end() :]
+    return name
+
+
+def layer_of(name: str) -> str:
+    return name.rpartition(".")[0] or name
