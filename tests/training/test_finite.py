@@ -1,0 +1,92 @@
+"""A step with NaN or infinity loses no finite checkpoint: the run ends with a sentence, or goes on without saving it."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from data.synthetic import Synthetic
+from tests.configs import LINEAR, checkpoint, metrics, steps, train
+from training.trainer import Trainer
+
+POISON = 133  # the sample that is read in a late step
+
+
+class Poison(Synthetic):
+    """One of its samples is NaN."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = super().__getitem__(index)
+        image = sample["image"].permute(2, 0, 1) / 255 - 0.5
+        return {**sample, "image": image * math.nan if index == POISON and len(self) == 256 else image}
+
+
+class Exploding(Trainer):
+    """Gradients are infinite in step 6, of a finite loss."""
+
+    def training_step(self, batch: dict[str, Any]) -> Tensor:
+        loss = super().training_step(batch)
+        if self.step == 5:
+            loss.register_hook(lambda gradient: gradient * math.inf)
+        return loss
+
+
+POISONED = [LINEAR, f"data._target_={__name__}.Poison", "train.checkpoint_every=1"]
+
+
+def saved(folder: Path) -> dict[int, bool]:
+    """Whether the weights of each checkpoint are finite, by step."""
+    files = sorted((folder / "checkpoints").glob("step-*.pt"))
+    weights = {int(file.stem[5:]): torch.load(file, weights_only=True)["model"].values() for file in files}
+    return {step: all(bool(weight.isfinite().all()) for weight in several) for step, several in weights.items()}
+
+
+@pytest.fixture(scope="module")
+def poisoned_step(tmp_path_factory) -> int:
+    """The step that the sample is part of."""
+    folder = tmp_path_factory.mktemp("all steps")
+    train(folder, *POISONED, "train.stop_at_nan=false", "train.log_interval=1", "train.epochs=1", "schedule=constant")
+    return min(line["step"] for line in metrics(folder) if "lr" in line and line["loss"] is None)
+
+
+@pytest.mark.parametrize("every", ["1", "2"])
+def test_a_step_with_nan_ends_the_run_and_the_newest_checkpoints_are_finite(tmp_path, error, poisoned_step, every):
+    assert poisoned_step > 2
+    with error(rf"step {poisoned_step}\b", r"optim\.lr", r"train\.stop_at_nan=false"):
+        train(tmp_path, *POISONED, f"train.checkpoint_every={every}")
+    kept = saved(tmp_path)
+    assert all(kept.values()) and max(kept) == (poisoned_step - 1) // int(every) * int(every)
+    assert checkpoint(tmp_path)["step"] == max(kept)
+
+
+def test_gradients_that_are_not_finite_end_the_run_before_weights_of_their_step_are_saved(tmp_path, error):
+    for name, more in (("clipped", ["train.clip_norm=1"]), ("saved", ["train.checkpoint_every=6"])):
+        with error(r"step 6\b", "gradients"):
+            train(tmp_path / name, LINEAR, f"trainer._target_={__name__}.Exploding", *more)
+        assert all(saved(tmp_path / name).values())
+
+
+def test_a_run_that_goes_on_with_nan_saves_no_such_weights_and_none_of_them_is_the_best(
+    tmp_path, poisoned_step, caplog
+):
+    train(tmp_path, *POISONED, "train.stop_at_nan=false")
+    assert max(saved(tmp_path)) == poisoned_step - 1 and all(saved(tmp_path).values())
+    assert steps(tmp_path)[-1]["step"] == 16 and "no checkpoint is saved" in caplog.text
+    assert not (tmp_path / "checkpoints" / "best.pt").exists()
+
+
+def test_fp16_leaves_out_a_step_with_nan_and_masks_may_be_infinite(tmp_path):
+    masked = f"model._target_={__name__}.Masked"
+    train(tmp_path, *POISONED, masked, "train.precision=fp16", "train.epochs=1")
+    assert checkpoint(tmp_path)["step"] == 8
+    assert all(weight.isfinite().all() for name, weight in checkpoint(tmp_path)["model"].items() if "mask" not in name)
+
+
+class Masked(torch.nn.Sequential):
+    def __init__(self, num_classes: int, in_channels: int, **_: Any) -> None:
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64 * in_channels, num_classes))
+        self.register_buffer("mask", torch.full((2,), -math.inf))
+        self.frozen_mask = torch.nn.Parameter(torch.full((2,), -math.inf), requires_grad=False)
