@@ -1,4 +1,4 @@
-"""A step with NaN or infinity loses no finite checkpoint: the run ends with a sentence, or goes on without saving it."""
+"""A step with NaN or infinity loses no finite checkpoint: the run ends with a sentence, or saves no such weights."""
 
 import math
 from pathlib import Path

@@ -1,0 +1,119 @@
+"""What callbacks, optimizers and collate functions of a fork may do in a run without changing what it trains."""
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from tests.configs import DOORS, LINEAR, checkpoint, differences, steps, train
+
+
+class Looks:
+    """Looks at a batch of the training loader wherever it is called."""
+
+    def on_start(self, run: Any) -> None:
+        next(iter(run.train_loader))
+
+    def on_step(self, run: Any) -> None:
+        if run.trainer.step % 3 == 0 or run.trainer.step == 8:  # the last of an epoch too
+            self.on_start(run)
+
+    def on_evaluation(self, run: Any, scores: dict[str, float]) -> None:
+        self.on_start(run)
+
+    def on_epoch_end(self, run: Any) -> None:
+        next(run.train_loader)
+
+
+CONSTANT = [LINEAR, "schedule=constant"]  # another schedule depends on train.max_steps
+STREAM = [f"data._target_={DOORS}.Stream", "train.steps_per_epoch=8", "train.batch_size=16", "loader.streams=2"]
+
+
+@pytest.mark.parametrize(
+    "settings", [["loader=torch"], ["loader=prefetch", "loader.num_workers=1"], [*STREAM, "loader=workers"]]
+)
+def test_a_callback_that_looks_at_batches_does_not_move_the_run_nor_its_resume(tmp_path, settings):
+    looks = [*CONSTANT, *settings, f"+callbacks.looks._target_={__name__}.Looks"]
+    train(tmp_path / "whole", *CONSTANT, *settings)
+    train(tmp_path / "looks", *looks, "train.max_steps=6")
+    train(tmp_path / "looks", *looks)
+    ours, whole = (checkpoint(tmp_path / name) for name in ("looks", "whole"))
+    assert differences(ours["model"], whole["model"]) == differences(ours["loader"], whole["loader"]) == []
+    losses = [[line["loss"] for line in steps(tmp_path / name) if line["step"] > 6] for name in ("looks", "whole")]
+    assert losses[0] == losses[1]
+
+
+class Averaging(torch.optim.SGD):
+    """Moves a weight in eval(), as schedule-free optimizers do, so that one sees which are evaluated and saved."""
+
+    newest: ClassVar[Any] = None
+
+    def __init__(self, params: Any, lr: float, **options: Any) -> None:
+        super().__init__(params, lr=lr)
+        self.trains = False
+        Averaging.newest = self
+
+    @torch.no_grad()
+    def turn(self, trains: bool) -> None:
+        if self.trains != trains:
+            self.param_groups[0]["params"][0].mul_(0.5 if trains else 2.0)  # exactly undone
+        self.trains = trains
+
+    def train(self) -> None:
+        self.turn(True)
+
+    def eval(self) -> None:
+        self.turn(False)
+
+    def step(self, closure: Any = None) -> Any:
+        assert self.trains
+        return super().step(closure)
+
+
+class Evaluated:
+    def on_evaluation(self, run: Any, scores: dict[str, float]) -> None:
+        assert not Averaging.newest.trains
+        self.weights = {name: value.clone() for name, value in run.trainer.model.state_dict().items()}
+
+    def on_end(self, run: Any, summary: Any) -> None:
+        torch.save(self.weights, run.folder / "evaluated.pt")
+
+
+def test_an_optimizer_with_train_and_eval_is_evaluated_and_saved_in_its_eval_mode(tmp_path):
+    ours = [*CONSTANT, f"optim._target_={__name__}.Averaging", f"+callbacks.look._target_={__name__}.Evaluated"]
+    train(tmp_path / "whole", *ours, "train.checkpoint_every=5")
+    evaluated = torch.load(tmp_path / "whole" / "evaluated.pt")
+    assert differences(checkpoint(tmp_path / "whole")["model"], evaluated) == []
+    for limit in ("3", "16"):
+        train(tmp_path / "resumed", *ours, f"train.max_steps={limit}")
+    assert differences(checkpoint(tmp_path / "resumed")["model"], evaluated) == []
+
+
+def lbfgs(params: Any, **_: Any) -> Any:
+    return torch.optim.LBFGS(params)
+
+
+def muon(params: Any, **_: Any) -> Any:
+    return torch.optim.Muon(params)
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "muon"])
+def test_an_optimizer_that_takes_no_groups_is_a_sentence_that_names_the_method_to_override(tmp_path, error, name):
+    with error(name, "configure_optimizers"):
+        train(tmp_path, f"optim._target_={__name__}.{name}")
+
+
+def leave_out(samples: list[dict[str, Any]]) -> Any:
+    """A collate function that leaves out samples, and so whole batches."""
+    kept = [sample for sample in samples if sample["label"] < 3]
+    return default_collate(kept) if kept else {name: value[None][:0] for name, value in samples[0].items()}
+
+
+@pytest.mark.parametrize("more", [["callbacks.ema.decay=0.9", "train.accumulate=2"], ["train.precision=fp16"]])
+def test_steps_without_a_sample_are_left_out(tmp_path, caplog, more):
+    collate = f"data.collate={{_target_: {__name__}.leave_out}}"
+    train(tmp_path, LINEAR, collate, "train.batch_size=4", "train.epochs=1", "data.length=128", *more)
+    assert checkpoint(tmp_path)["step"] == 32 and "batch without samples" in caplog.text
+    assert all(weight.isfinite().all() for weight in checkpoint(tmp_path)["model"].values())
+    assert None not in [line.get("loss", 0) for line in steps(tmp_path)]
