@@ -41,7 +41,9 @@ def first_batches(datasets: list[Any], task: Task, collate: Callable | None, con
     """The first batch of each dataset. If a worker reads it, this process opens none of their files."""
     workers = int(config.loader.num_workers != 0 or any(map(is_stream, datasets)))
     read = partial(read_first, collate=collate, skips=config.loader.on_error == "skip")
-    with WorkerLoader(datasets, None, num_workers=workers, seed=config.seed, collate_fn=read) as loader:
+    settings: dict[str, Any] = {"num_workers": workers, "timeout": config.loader.timeout}
+    settings["multiprocessing_context"] = config.loader.start_method
+    with WorkerLoader(datasets, None, seed=config.seed, collate_fn=read, **settings) as loader:
         return [check_batch(batch, dataset, task) for batch, dataset in zip(loader, datasets, strict=True)]
 
 

@@ -70,6 +70,14 @@ def test_the_transform_runs_in_every_loader_on_its_device(build, name, device):
     assert contents(batches)[0] == [0, 100, 200, 300] and {batch.device.type for batch in batches} == {device}
 
 
+@EVERY
+def test_processes_start_by_the_method_that_the_config_names_and_loaders_without_them_ignore_it(build, name):
+    loader = build(name, Written(10), num_workers=1, start_method="spawn").loader
+    context = loader.multiprocessing_context
+    assert (context and context.get_start_method()) == (None if name in ("threads", "resident") else "spawn")
+    assert build(name, Written(10), num_workers=0, start_method="spawn").loader.multiprocessing_context is None
+
+
 def test_cached_repeats_training_batches_and_an_evaluation_has_every_sample(build):
     training, evaluation = build("cached", Numbers(50), batch_size=2, shuffle=True), build("cached", Numbers(50))
     assert len(training) == len(batches := contents(training)) == 25
@@ -96,6 +104,7 @@ CONFIGS = [
     ({"timeout": -0.5}, "timeout=-0.5", "from 0"),
     ({"timeout": float("nan")}, "timeout=nan", "from 0"),
     ({"retries": -1}, "retries=-1", "from 0"),
+    ({"start_method": "loky"}, "start_method=loky", "one of fork, forkserver, spawn"),
     ({"on_error": "shrug"}, "on_error=shrug", "one of raise, skip"),
     ({"name": "torch", "on_error": "skip"}, "loader=torch", "use loader=workers"),
     ({"name": "resident", "on_error": "skip"}, "loader=resident", "use loader=workers"),

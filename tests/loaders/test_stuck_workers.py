@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from example_datasets import Numbers
+from example_datasets import Numbers, Waiting
 
 from loaders import WorkerLoader
 
@@ -66,3 +66,21 @@ def test_close_does_not_wait_for_a_stopped_worker(seed, closes_soon, in_thread, 
     _, _, worker = stopped(loader, bound)
     in_thread(loader.close).result(bound / 3)
     assert worker.exitcode == -signal.SIGKILL
+
+
+def test_a_first_batch_that_is_late_is_a_warning_that_names_the_start_method_and_a_later_one_is_not(
+    in_thread, monkeypatch, caplog, bound
+):
+    monkeypatch.setattr("loaders.workers.process_pool.LATE_SECONDS", 0.2)
+    for late in (0, 4):
+        with WorkerLoader(Waiting(8, late), 4, num_workers=1, prefetch_factor=1) as loader:
+            iterator = iter(loader)
+            seen = [next(iterator)] if late else []
+            rest = in_thread(list, iterator)
+            if late:
+                assert loader.dataset.begins.wait(bound)
+            else:
+                wait_until(lambda: "loader.start_method" in caplog.text, bound)
+            loader.dataset.go.set()
+            assert len(seen + rest.result(bound)) == 2
+    assert caplog.text.count("loader.start_method") == 1

@@ -255,5 +255,8 @@ def test_a_later_sample_that_cannot_be_read_ends_the_run_in_its_own_words(tmp_pa
     with error(r"37\.png is missing"):
         train(tmp_path, *late)
     if loader == "workers":
-        train(tmp_path / "skips", *late, "loader.on_error=skip")
+        skips = train(tmp_path / "skips", *late, "loader.on_error=skip")
+        assert (
+            skips["skipped_samples"] >= 4 and skips["retried_samples"] == 0
+        )  # two sets in two epochs, and read-ahead
         assert checkpoint(tmp_path / "skips")["step"] == 8

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from training.stopping import SIGNALS, StopSignals
+from training.stopping import SIGNALS, Stopped, StopSignals
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -31,3 +31,11 @@ def test_an_ignored_signal_stays_ignored():
         os.kill(os.getpid(), signal.SIGINT)
     signal.signal(signal.SIGINT, before)
     assert not signals.received
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_before_the_first_step_a_signal_ends_the_run_at_once_as_the_first_sample_may_never_come(number):
+    with pytest.raises(Stopped, match="before the first step") as stop, StopSignals() as signals, signals.at_once():
+        signal.raise_signal(number)
+        raise AssertionError("the signal was not heard")
+    assert stop.value.exit_code == (130 if number == signal.SIGINT else 75) and not stop.value.was_saved
