@@ -1,0 +1,166 @@
+"""Generators that a dataset and its transforms hold are seeded for each sample: nothing repeats in forked workers."""
+
+import random
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from loaders import Preloader, WorkerLoader
+from loaders.generators import Seeder, generators_in
+
+COUNT = 256
+
+
+class Draws:
+    """A transform with a generator of its own."""
+
+    def __init__(self, make: Any) -> None:
+        self.generator = make()
+
+    def __call__(self, value: float) -> float:
+        draw = getattr(self.generator, "random", None) or (lambda: torch.rand((), generator=self.generator))
+        return value + float(draw())
+
+
+class Library:
+    """A transform that is seeded by a method, and whose generator is out of reach."""
+
+    def __init__(self) -> None:
+        self.set_random_seed(0)
+
+    def set_random_seed(self, seed: int) -> None:
+        generator = random.Random(seed)
+        self.draw = lambda: generator.random()
+
+    def __call__(self, value: float) -> float:
+        return value + self.draw()
+
+
+class Late:
+    """A transform that makes its generator when it is first called."""
+
+    generator: Any = None
+
+    def __call__(self, value: float) -> float:
+        self.generator = self.generator or np.random.default_rng(0)
+        return value + self.generator.random()
+
+
+TRANSFORMS = {
+    "numpy": lambda: Draws(np.random.default_rng),
+    "mt19937": lambda: Draws(lambda: np.random.Generator(np.random.MT19937())),
+    "random state": lambda: Draws(np.random.RandomState),
+    "python": lambda: Draws(random.Random),
+    "torch": lambda: Draws(torch.Generator),
+    "library": Library,
+}
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self, *transforms: Any) -> None:
+        self.steps = {"transforms": [*transforms]}
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([step(0.0) for step in self.steps["transforms"]], dtype=torch.float64)
+
+
+class NumberStream(IterableDataset):
+    def __init__(self, transform: Any) -> None:
+        self.transform, self.own = transform, np.random.default_rng(0)
+
+    def __iter__(self) -> Any:
+        stream: Any = get_worker_info()
+        for _ in range(stream.id, COUNT, stream.num_workers):
+            yield torch.tensor([self.transform(0.0), self.own.random()], dtype=torch.float64)
+
+
+def draws(dataset: Any, workers: int, epochs: int = 1, **options: Any) -> torch.Tensor:
+    with WorkerLoader(dataset, 16, num_workers=workers, **{"seed": 3, **options}) as loader:
+        return torch.cat([batch for _ in range(epochs) for batch in loader])
+
+
+@pytest.mark.parametrize("kind", TRANSFORMS)
+def test_draws_are_distinct_and_equal_for_any_number_of_workers_and_after_a_resume(kind):
+    dataset = Numbers(TRANSFORMS[kind](), partial(TRANSFORMS[kind]()))
+    expected = draws(dataset, 0, epochs=2)
+    assert len(expected.unique()) == 4 * COUNT, "two generators of a dataset draw different numbers"
+    for workers in (1, 3) if kind in ("numpy", "library") else (3,):
+        assert torch.equal(draws(dataset, workers, epochs=2), expected)
+    with WorkerLoader(dataset, 16, num_workers=0, seed=3) as loader:
+        loader.load_state_dict({**loader.state_dict(), "samples": 112})
+        assert torch.equal(torch.cat(list(loader)), expected[112:COUNT])
+
+
+def test_without_a_seed_workers_repeat_nothing():
+    assert len(draws(Numbers(TRANSFORMS["numpy"]()), 3, seed=None).unique()) == COUNT
+
+
+def test_a_generator_that_is_made_by_a_sample_is_seeded_from_the_next_batch_on():
+    after_first = slice(16 * 3, None)
+    first, other = (draws(Numbers(Late()), workers)[after_first] for workers in (0, 3))
+    assert torch.equal(first, other)
+    assert len(first.unique()) == COUNT - 16 * 3
+
+
+def test_a_streams_transforms_are_seeded_and_its_own_generator_goes_on():
+    stream = NumberStream(TRANSFORMS["numpy"]())
+    first, other = (draws(stream, workers, streams=4) for workers in (0, 3))
+    assert torch.equal(first, other)
+    assert len(first[:, 0].unique()) == COUNT
+    assert len(first[:, 1].unique()) == COUNT // 4, "its order may depend on it, so it is the stream's own affair"
+
+
+def test_generators_are_found_in_attributes_lists_and_arguments_and_global_ones_are_not_counted():
+    ours = np.random.default_rng()
+    owner: Any = SimpleNamespace(
+        list=[ours, ours], dict={"a": random.Random()}, partial=partial(print, torch.Generator())
+    )
+    owner.itself, owner.method = owner, Draws(random.Random).__call__
+    assert len(list(generators_in(owner))) == 4
+    shared: Any = [torch.default_generator, random._inst, np.random.mtrand._rand]
+    assert not list(generators_in(SimpleNamespace(shared=shared, data=[ours] * 1000)))
+
+
+def test_a_seed_is_a_function_of_the_key_alone():
+    dataset = Numbers(*(make() for make in TRANSFORMS.values()))
+    seed = Seeder(dataset)
+    values = []
+    for key in (1, 2**64 - 1, 1):
+        seed(key)
+        values.append(dataset[0].tolist())
+    assert values[0] == values[2] != values[1]
+    assert len({*values[0], *values[1]}) == 2 * len(TRANSFORMS)
+
+
+def test_threads_do_not_seed_what_they_share():
+    dataset = Numbers(TRANSFORMS["numpy"]())
+    dataset.steps["transforms"][0].generator = np.random.default_rng(5)
+    drawn = draws(dataset, 1, worker_method="thread")
+    assert torch.equal(drawn[:, 0], torch.from_numpy(np.random.default_rng(5).random(COUNT)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_albumentations_repeats_nothing_and_draws_the_same_for_any_number_of_workers(workers):
+    albumentations = pytest.importorskip("albumentations")
+    image = np.random.default_rng(0).integers(256, size=(64, 64, 3), dtype=np.uint8)
+    crop = albumentations.Compose([albumentations.RandomCrop(8, 8), albumentations.HorizontalFlip()])
+    dataset = Numbers(lambda value: float(crop(image=image)["image"].astype(np.int64)[:2].sum()))
+    dataset.crop = crop
+    expected = draws(dataset, 1)
+    assert torch.equal(draws(dataset, workers), expected)
+    assert len(expected.unique()) > COUNT / 2
+
+
+def test_a_preloader_over_it_draws_the_same_at_any_depth():
+    dataset = Numbers(TRANSFORMS["python"]())
+    expected = draws(dataset, 0)
+    with Preloader(WorkerLoader(dataset, 16, num_workers=2, seed=3), "cpu", depth=2) as loader:
+        assert torch.equal(torch.cat(list(loader)), expected)
