@@ -5,14 +5,17 @@
 - A kernel or copy works on raw addresses and keeps nothing alive. A block that is freed goes to the next allocation
   of the same stream at once, as in CUDA's caching allocator, unless `record_stream` was called; its bytes are
   overwritten.
-- A copy from page-locked memory reads it when it runs; from other memory, before `to` returns. Memory that is no
-  longer page-locked when the copy runs is noted in `errors`.
+- A copy from page-locked memory reads it when it runs; from other memory, before `to` returns. It is noted in `errors`
+  if the memory is not page-locked from the copy's first to its last byte, and from when it is queued until it has run,
+  and (`Libc`) if page-locked memory is unmapped or given back to the system.
 
 Tensors are wrapper subclasses on a PrivateUse1 backend, which torch lets Python define (experimental: `IS_POSSIBLE`).
 Importing this patches torch, so each test imports it in a process of its own.
 """
 
 import ctypes
+import mmap
+import os
 import sys
 import threading
 from collections import defaultdict
@@ -27,12 +30,17 @@ from torch.utils import backend_registration
 from tests import simulated_streams
 from tests.simulated_streams import DEVICES, Event, Stream, current_stream, errors
 
+MADV_REMOVE = 9
+PROCESS = os.getpid()
 IS_POSSIBLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 
 copy_seconds = kernel_seconds = 0.0  # the longest random delay before each copy and each kernel
 blocking = 0  # copies to the device from memory that is not page-locked
 reserved = 0  # bytes that the allocator has taken from the device
-locked: dict[int, tuple[int, Any]] = {}  # page-locked host memory: address -> bytes, and what keeps them alive
+pinned = 0  # bytes that were copied into page-locked memory
+locked: dict[int, "_Locked"] = {}  # page-locked host memory, by its address
+refuses = False  # to page-lock memory, as a GPU may
+calls_of_children = mmap.mmap(-1, 1)  # whether a forked child has locked or unlocked memory
 
 _lock = threading.RLock()
 _free: dict[tuple[int, int], list["_Block"]] = defaultdict(list)  # by stream and size
@@ -78,17 +86,75 @@ class _Owner:
             _free[id(block.stream), block.size].append(block)
 
 
+class _Locked:
+    def __init__(self, address: int, size: int, device: int | None = None, owner: Any = None) -> None:
+        self.address, self.size, self.end = address, size, address + size
+        self.device = device  # None: torch's own memory, which is pinned for all devices
+        self.owner = owner  # keeps the memory alive
+        locked[address] = self
+
+    def covers(self, address: int, size: int) -> bool:
+        return locked.get(self.address) is self and self.address <= address and address + size <= self.end
+
+
 def lock(array: Any) -> None:
-    """Page-locks a numpy array's memory for good, as cudaHostRegister does."""
-    locked[array.ctypes.data] = array.nbytes, array
+    """Page-locks a numpy array's memory for good."""
+    _Locked(array.ctypes.data, array.nbytes, owner=array)
 
 
-def _is_locked(address: int, size: int) -> bool:
-    return any(start <= address and address + size <= start + length for start, (length, _) in locked.copy().items())
+def _register(address: int, size: int, flags: int) -> int:
+    """As cudaHostRegister: for the current device; memory that overlaps locked memory is refused."""
+    calls_of_children[0] |= os.getpid() != PROCESS
+    if refuses or _overlaps(address, size):
+        return 712
+    _Locked(address, size, simulated_streams.current_device())
+    return 0
+
+
+def _unregister(address: int) -> int:
+    calls_of_children[0] |= os.getpid() != PROCESS
+    return 713 if locked.pop(address, None) is None else 0
+
+
+def _check_error(code: int) -> None:
+    if code:
+        raise RuntimeError(f"CUDA error {code}")
+
+
+def _overlaps(address: int, size: int) -> bool:
+    return any(item.address < address + size and address < item.end for item in list(locked.values()))
+
+
+def _lock_at(address: int) -> _Locked | None:
+    return next((item for item in list(locked.values()) if item.address <= address < item.end), None)
+
+
+class Libc:
+    """The C library, through which no page-locked memory may be unmapped or given back."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def madvise(self, address: int, size: int, advice: int) -> int:
+        if advice == MADV_REMOVE:
+            self._check(address, size, "given back")
+        return int(self._library.madvise(address, size, advice))
+
+    def munmap(self, address: int, size: int) -> int:
+        self._check(address, size, "unmapped")
+        return int(self._library.munmap(address, size))
+
+    def _check(self, address: int, size: int, what: str) -> None:
+        if os.getpid() == PROCESS and _overlaps(address, size):
+            errors.append(f"page-locked memory is {what}")
 
 
 def is_pinned(tensor: torch.Tensor, *_: Any) -> bool:
-    return tensor.device.type == "cpu" and _is_locked(tensor.data_ptr(), tensor.nbytes)
+    """As CUDA, which looks at the first byte only."""
+    return tensor.device.type == "cpu" and _lock_at(tensor.data_ptr()) is not None
 
 
 def pin_memory(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -96,11 +162,13 @@ def pin_memory(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
 
     Of a tensor in page-locked memory, whoever locked it, the tensor itself: so does torch.
     """
+    global pinned
     if is_pinned(tensor):
         return tensor
-    pinned = tensor.clone()
-    locked[pinned.data_ptr()] = max(pinned.nbytes, 1), pinned.untyped_storage()
-    return pinned
+    copy = tensor.clone()
+    pinned += copy.nbytes
+    _Locked(copy.data_ptr(), max(copy.nbytes, 1), owner=copy.untyped_storage())
+    return copy
 
 
 # Tensors
@@ -173,12 +241,14 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool, on: 
     raw, size = target.raw, source.nbytes
     plain = source.contiguous() if source.stride() != raw.stride() else source
     is_plain = plain is source and source.dtype == raw.dtype and torch.ops.aten.is_non_overlapping_and_dense(source)
-    if size and non_blocking and is_plain and is_pinned(source):
+    lock = _lock_at(source.data_ptr())
+    is_for_device = lock is not None and lock.device in (None, on.device.index)
+    if size and non_blocking and is_plain and is_for_device:
         address = source.data_ptr()
 
         def copy() -> None:  # refers to no host tensor, as a GPU does not
-            if not _is_locked(address, size):
-                errors.append("a copy from host memory that is no longer page-locked")
+            if not lock.covers(address, size):
+                errors.append("a copy from host memory that is not, or no longer, page-locked")
             else:
                 ctypes.memmove(raw.data_ptr(), address, size)
 
@@ -207,6 +277,8 @@ def _install() -> Any:
     module.is_available, module.device_count = lambda: True, lambda: DEVICES
     module._is_in_bad_fork, module.is_initialized = lambda: False, lambda: True
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
+    module.cudart = lambda: SimpleNamespace(cudaHostRegister=_register, cudaHostUnregister=_unregister)
+    module.check_error = _check_error
     module._lazy_init, module.manual_seed_all = lambda: None, lambda seed: None
     backend_registration._setup_privateuseone_for_python_backend("sim", module)
 

@@ -8,9 +8,9 @@ from torch.utils import backend_registration
 
 from tests.configs import steps
 from tests.forks import PYTEST
-from tests.loaders.preload.mutants import MUTANTS, ROOT
+from tests.loaders.preload.mutants import MUTANTS, ROOT, SCENARIOS
 
-OPTIONS = ("-q", "-x", "--noconftest", "-o", "addopts=", "tests/loaders/preload/on_simulated_gpu.py")
+OPTIONS = ("-q", "-x", "--noconftest", "-o", "addopts=", *SCENARIOS)
 TRAIN = """
 import runpy
 from tests import simulated_gpu as sim

@@ -185,7 +185,11 @@ class PreloadedEpoch:
         item, copier, began = Item(number), self._copier, time.perf_counter()
         try:
             if number not in self._host:
-                self._host[number] = self._batches.__next__()  # not next(): no signal handler runs before it is kept
+                # Not next(): no signal handler runs before the batch is kept.
+                if isinstance(self._batches, EpochIterator):
+                    self._host[number] = self._batches.lend(copier.borrower)
+                else:
+                    self._host[number] = self._batches.__next__()
         except StopIteration:
             item.is_end = True
         except BaseException as error:

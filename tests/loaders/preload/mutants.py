@@ -11,12 +11,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 COPY = "loaders/preload/device_copy.py"
-HOLD = "self._held.append((done, batch))"
+HOLD, DONE = "self._held.append(Held(batch))", "self._note_done(done)"
 MOVE = '            with self._timed("copy", batch_id):\n                prepared = move(batch, self._to_device)\n'
 EARLY = "            early = self.stream and self.stream.record_event()\n"
 RECORD = "tensor.record_stream(consumer)"
 FINALLY = "        finally:  # after an error too"
-ERROR = "        except ValueError:\n            raise\n        else:  # after an error too"
+ERROR = (
+    "        except ValueError:\n            self._held.pop()\n            raise\n        else:  # after an error too"
+)
 BEGIN = "self.stream.wait_stream(self.accelerator.current_stream())"
 PRELOADER, CALL, BEFORE = (
     "loaders/preload/preloader.py",
@@ -24,20 +26,22 @@ PRELOADER, CALL, BEFORE = (
     "        key = self._begin()\n",
 )
 
+SLOTS, LOCKS, THREADS = "loaders/workers/slots.py", "loaders/page_locks.py", "loaders/workers/thread_pool.py"
+UNLOCK = "        for slot in self._slots:\n            page_locks.unlock(slot._address)\n"
+SCENARIOS = ("tests/loaders/preload/locks_on_simulated_gpu.py", "tests/loaders/preload/on_simulated_gpu.py")
+
 # What is replaced, by what: (file, before, after) each.
 MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "no host batch is held": [(COPY, HOLD, "pass")],
     "only the newest is held": [(COPY, HOLD, f"self._held.clear(), {HOLD}")],
-    "held with a side stream only": [
-        (COPY, "            if self.accelerator.has_streams:", "            if self.stream:")
-    ],
+    "held with a side stream only": [(COPY, "        if self.accelerator.has_streams:", "        if self.stream:")],
     "its event comes before the copy": [
         (COPY, MOVE, EARLY + MOVE),
-        (COPY, HOLD, HOLD.replace("done", "early or done")),
+        (COPY, DONE, "self._note_done(early or done)"),
     ],
-    "released before the transform": [(COPY, MOVE, MOVE + EARLY), (COPY, HOLD, HOLD.replace("done", "early or done"))],
+    "released before the transform": [(COPY, MOVE, MOVE + EARLY), (COPY, DONE, "self._note_done(early or done)")],
     "an error drops the hold": [(COPY, FINALLY, ERROR)],
-    "no wait at the end": [(COPY, "            self._held[0][0].synchronize()\n", "")],
+    "no wait at the end": [(COPY, "            (self._held[0].event or self.accelerator).synchronize()\n", "")],
     "the thread is on the default stream": [
         ("loaders/preload/epoch.py", "accelerator.using(self._copier.stream)", "accelerator.using(None)")
     ],
@@ -55,6 +59,20 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "a resident set is freed while it is read": [("loaders/resident_loader.py", "part.record_stream(", "(")],
     "times are read too early": [("loaders/timeline.py", "            later.event.synchronize()\n", "")],
+    "unlocked before the copy is done": [(SLOTS, "        for slot in free:", UNLOCK + "        for slot in free:")],
+    "a larger batch is not locked": [(LOCKS, " and lock.size >= size", "")],
+    "pages are given back while they are locked": [(SLOTS, "page_locks.unlock(self._address)", "pass")],
+    "slots are unmapped while they are locked": [(SLOTS, "page_locks.unlock(address, size)", "pass")],
+    "a forked child unlocks": [(LOCKS, "lock.owner == os.getpid()", "lock.owner")],
+    "locked slots without a preloader": [(LOCKS, "        unlock(address)\n", "        return\n")],
+    "pinned memory of threads without a preloader": [(THREADS, "copy_out(reading.batch)", "pass")],
+    "threads' memory is not pinned": [(THREADS, "memory.lend(self.borrower)", "pass")],
+    "recycled before the copy is done": [("loaders/workers/batch_buffer.py", " if tensors_on() is None", "")],
+    "what is passed on stays locked": [(COPY, "copy_out(prepared)", "pass")],
+    "locked for another device": [(LOCKS, "lock.accelerator.device == borrower.device and ", "")],
+    "slots are not locked": [("loaders/workers/process_pool.py", "if not copies:", "if copies:")],
+    "more is locked than a share": [(LOCKS, " <= limit()", " >= 0")],
+    "a failure is repeated": [(LOCKS, "        _has_failed = True\n", "")],
 }
 
 
@@ -68,8 +86,8 @@ def is_noticed(name: str) -> bool:
             text = file.read_text()
             assert before in text, f"{name}: {path} has no {before!r}"
             file.write_text(text.replace(before, after, 1))
-        scenarios = "tests/loaders/preload/on_simulated_gpu.py"
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "--noconftest", "-n", "0", "--timeout", "60", scenarios]
+        options = ["-q", "-x", "--noconftest", "-n", "0", "--timeout", "60"]
+        command = [sys.executable, "-m", "pytest", *options, *SCENARIOS]
         return subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode != 0
 
 

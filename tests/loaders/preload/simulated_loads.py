@@ -48,8 +48,8 @@ def doubled(batch, random):
     return {"x": batch["x"] * 2, "label": batch["label"]}
 
 
-def workers(**settings):
-    return WorkerLoader(Rows(), BATCH, **{"pin_memory": True, "num_workers": 2, "seed": 3, **settings})
+def workers(dataset=None, **settings):
+    return WorkerLoader(dataset or Rows(), BATCH, **{"pin_memory": True, "num_workers": 2, "seed": 3, **settings})
 
 
 LOADERS = {

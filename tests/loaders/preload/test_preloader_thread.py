@@ -10,7 +10,7 @@ import torch
 from example_datasets import Noisy, contents
 
 from loaders import WorkerLoader
-from loaders.preload.device_copy import DeviceCopier
+from loaders.preload.device_copy import DeviceCopier, Held
 from loaders.preload.epoch import PreloadedEpoch
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
@@ -115,7 +115,7 @@ def test_a_thread_that_begins_when_its_epoch_has_ended_leaves_the_next_epochs_ba
     copier = DeviceCopier("cpu", None, 2)
     epoch = PreloadedEpoch(iter([]), copier, 2, (0, 0, 0, 0), lambda: None)
     epoch.end()
-    copier._held.append((None, "a batch that is being copied"))
+    copier._held.append(Held("a batch that is being copied"))
     epoch.fill()
     assert len(copier._held) == 1
 

@@ -1,0 +1,110 @@
+"""Page-locked host memory: a device copies from it at the speed of the link, without a core and without another copy.
+
+Only a Preloader gets batches in it, as it holds each until the device has copied it. A copy that anybody else queues
+is known to nobody but its stream, and the memory would be written again under it.
+
+Invariant: whatever may be page-locked is in `_locks`. Memory is noted there before it is locked, and forgotten after
+it is unlocked, so that no exception in between (Ctrl-C) hides a lock; to unlock twice does no harm. A forked child
+unlocks nothing: locks belong to the process that made them. They survive forks, as slots are shared memory
+(MAP_SHARED), which a fork neither moves nor copies on write: what a worker writes lies on the pages that are locked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .background import reraise_of_signal
+from .machine import available_memory
+from .nested import strided_parts
+from .preload.accelerator import Accelerator
+
+SHARE = 8  # at most this part of the available memory is locked
+
+log = logging.getLogger(__name__)
+
+
+class _Lock(NamedTuple):
+    size: int  # bytes
+    accelerator: Accelerator  # whose device it is locked for
+    owner: int  # the process that has to unlock it; 0: torch does
+
+
+_locks: dict[int, _Lock] = {}  # by the address of the memory
+_has_failed = False  # then nothing more is locked
+
+
+@cache
+def limit() -> int:
+    """Returns how many bytes this process may lock."""
+    return (available_memory() or 0) // SHARE
+
+
+def has_room(size: int) -> bool:
+    return not _has_failed and sum(lock.size for lock in list(_locks.values())) + size <= limit()
+
+
+def lend(address: int, size: int, borrower: Accelerator | None) -> None:
+    """Page-locks memory for the device of a Preloader, if there is room; unlocks it for any other consumer (None).
+
+    Nothing may be copying from the memory.
+    """
+    global _has_failed
+    lock = _locks.get(address)
+    if lock is not None:
+        if borrower is not None and lock.accelerator.device == borrower.device and lock.size >= size:
+            return
+        unlock(address)
+    if borrower is None or not has_room(size):
+        return
+    _locks[address] = _Lock(size, borrower, os.getpid())
+    try:
+        borrower.page_lock(address, size)
+    except RuntimeError as error:
+        reraise_of_signal(error)
+        _has_failed = True
+        log.warning("page-locking a batch failed, so each is copied once more on its way to the device: %s", error)
+        del _locks[address]
+
+
+def unlock(start: int, size: int = 1) -> None:
+    """Unlocks what was locked from an address in this range on, before it is given back to the system or unmapped."""
+    for address, lock in list(_locks.items()):
+        if not start <= address < start + size:
+            continue
+        if lock.owner == os.getpid():
+            with suppress(RuntimeError):  # after an exception it may not be locked
+                lock.accelerator.page_unlock(address)
+        _locks.pop(address, None)
+
+
+def pinned(size: int, borrower: Accelerator) -> np.ndarray | None:
+    """Returns uninitialised memory that torch has pinned for the device, uint8 (size,); None if there is no room."""
+    if not has_room(size):
+        return None
+    with borrower.current():
+        memory: np.ndarray = torch.empty(size, dtype=torch.uint8, device="cpu").pin_memory().numpy()
+    address = memory.ctypes.data
+    _locks[address] = _Lock(size, borrower, 0)
+    weakref.finalize(memory, _locks.pop, address, None).atexit = False
+    return memory
+
+
+def copy_out(batch: Any) -> None:
+    """Gives every host tensor of the batch that lies in memory of this module memory of its own."""
+    if not _locks:
+        return
+    for tensor in strided_parts(batch):
+        if tensor.is_cpu and tensor.layout == torch.strided and _is_lent(tensor.data_ptr()):
+            tensor.data = tensor.clone()
+
+
+def _is_lent(address: int) -> bool:
+    return any(start <= address < start + lock.size for start, lock in list(_locks.items()))

@@ -1,0 +1,183 @@
+"""Page-locked memory on a simulated GPU: what is copied from it, who never gets it, and when it is unlocked."""
+
+import gc
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[level]) for level in (3, 1, 0)]
+
+import strikes  # noqa: E402
+from on_simulated_gpu import Hidden, simulated  # noqa: E402, F401
+from simulated_loads import BATCH, DEVICE, ROWS, Rows, consumed, doubled, workers  # noqa: E402
+from strikes import Interrupted, moments_of, struck  # noqa: E402
+
+import loaders.workers.batch_buffer  # noqa: E402
+from loaders import Preloader, page_locks  # noqa: E402
+from loaders.workers import slots  # noqa: E402
+from tests import simulated_gpu as sim  # noqa: E402
+from tests import simulated_streams as streams  # noqa: E402
+
+LABELS = ROWS * 8  # bytes of an epoch's labels: tensors so small are copied, and pinned by torch
+SLOT = 3 * 16384  # bytes that are locked of a slot with a batch of Rows
+METHODS = pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+
+
+@pytest.fixture(autouse=True)
+def locks(monkeypatch):
+    """Memory is checked when it is unmapped, small tensors are recycled, and no child has locked anything."""
+    monkeypatch.setattr(slots, "_libc", sim.Libc(slots._libc))
+    monkeypatch.setattr(loaders.workers.batch_buffer, "LARGE", 1)
+    page_locks.limit.cache_clear()
+    yield
+    gc.collect()  # an exception that was caught may hold a loader in a cycle
+    assert sim.calls_of_children[0] == 0
+    assert not [lock for lock in sim.locked.values() if lock.device is not None], "memory is still locked"
+    page_locks.limit.cache_clear()
+
+
+def preloader(dataset=None, device=DEVICE, depth: int = 2, transform=doubled, **settings) -> Preloader:
+    settings = {"pin_memory": False, "persistent_workers": True, **settings}
+    return Preloader(workers(dataset, **settings), device, depth, transform)
+
+
+class Sizes(Rows):
+    """Batches of different sizes: large ones come late, and many small ones between them."""
+
+    def __getitem__(self, index: int):
+        width = 9000 if index // BATCH in (2, 15) else 3000 if index // BATCH < 2 else 500
+        return {"x": torch.full((width,), index, dtype=torch.int32), "label": index}
+
+
+@METHODS
+@pytest.mark.parametrize("seed", [None, 3])
+def test_large_tensors_reach_the_device_without_another_copy(method, seed):
+    with preloader(worker_method=method, seed=seed) as loader:
+        before = sim.pinned, sim.blocking
+        for _ in range(3):
+            consumed(loader)
+        assert sim.blocking == before[1]
+        # The first batches of threads were begun before a Preloader asked, and their later memory is pinned once.
+        assert sim.pinned - before[0] <= 3 * LABELS + (24 * SLOT if method == "thread" else 0)
+
+
+def test_a_larger_batch_is_locked_anew_and_pages_are_unlocked_before_they_are_given_back(monkeypatch):
+    monkeypatch.setattr(slots, "LATEST", 4)
+    with preloader(Sizes(), shuffle=False) as loader:
+        pinned = sim.pinned
+        low = [low for _ in range(3) for low, _, _ in consumed(loader)]
+        assert sim.pinned - pinned == 3 * LABELS
+    assert low == [[2 * index for index in range(at, at + BATCH)] for at in range(0, ROWS, BATCH)] * 3
+
+
+@METHODS
+def test_without_a_preloader_no_batch_lies_in_memory_that_we_lock_or_recycle(method):
+    loader = workers(pin_memory=False, persistent_workers=True, worker_method=method)
+    with Preloader(loader, DEVICE, 2, doubled) as preloaded:
+        iterator = iter(preloaded)
+        next(iterator)
+        preloaded._end_epoch()
+        seen = [next(loader) for _ in range(3)]  # goes on in the same epoch
+        seen += loader  # a whole one, of which the first batches were read ahead
+        assert not any(batch["x"].is_pinned() for batch in seen)
+        assert all((batch["x"] == batch["label"][:, None]).all() for batch in seen)
+
+
+@METHODS
+def test_host_tensors_that_are_passed_on_are_copied_out(method):
+    def collate(samples):
+        return Hidden(torch.utils.data.default_collate(samples))
+
+    with preloader(transform=None, collate_fn=collate) as loader:
+        kept = [batch for _ in range(2) for batch in loader]
+        assert not any(batch.x.is_pinned() for batch in kept)
+        assert all((batch.x == batch.label[:, None]).all() for batch in kept)
+
+
+def test_a_loader_may_serve_another_device():
+    loader = workers(pin_memory=False, persistent_workers=True)
+    for device in ("sim:0", "sim:1", "sim:0"):
+        blocking = sim.blocking
+        loader.set_epoch(0)
+        preloaded = Preloader(loader, device, 2, doubled)
+        assert all(low == high for low, high, _ in consumed(preloaded))
+        preloaded._end_epoch()
+        assert sim.blocking == blocking
+    loader.close()
+
+
+@pytest.mark.parametrize("room", [0, 2 * SLOT + 100])
+def test_no_more_is_locked_than_a_share_of_the_memory(room, monkeypatch):
+    monkeypatch.setattr(page_locks, "available_memory", lambda: room * page_locks.SHARE)
+    most = 0
+    with preloader() as loader:
+        for batch in loader:
+            assert (batch["x"].cpu() == 2 * batch["label"].cpu()[:, None]).all()
+            most = max(most, sum(lock.size for lock in list(sim.locked.values()) if lock.device is not None))
+    assert most <= room and (most > 0) == (room > 0)
+
+
+def test_where_locking_fails_batches_are_copied_once_more_and_the_log_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(page_locks, "_has_failed", False)
+    monkeypatch.setattr(sim, "refuses", True)
+    with preloader() as loader:
+        assert all(low == high for low, high, _ in consumed(loader, epochs=2))
+    assert caplog.text.count("page-locking a batch failed") == 1
+
+
+def test_a_child_that_is_forked_unlocks_nothing_and_other_workers_change_nothing():
+    with preloader() as loader:
+        for epoch in range(5):
+            loader.set_epoch(epoch)
+            results = []
+            for number, batch in enumerate(loader):
+                results.append(batch["x"] - 2 * batch["label"][:, None])
+                if number == 5:
+                    child = os.fork()
+                    if child == 0:
+                        loader.close()
+                        os._exit(0)
+                    assert os.waitpid(child, 0)[1] == 0
+                if number == 7:
+                    with preloader(seed=5) as evaluation:  # forks workers
+                        assert all(low == high for low, high, _ in consumed(evaluation))
+            assert not any(result.cpu().any() for result in results)
+
+
+def test_a_loader_that_is_closed_or_dropped_under_a_preloader_unlocks_when_the_copies_are_done():
+    sim.copy_seconds = 0.01
+    for ends in ("close", "drop", "close the inner one"):
+        loader = preloader(depth=4)
+        iterator = iter(loader)
+        batch = next(iterator)
+        if ends == "close":
+            loader.close()
+        elif ends == "close the inner one":
+            loader.loader.close()
+        del loader, iterator
+        assert (batch["x"].cpu() == 2 * batch["label"].cpu()[:, None]).all()
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(500, marks=pytest.mark.slow)])
+def test_an_interrupt_at_depth_0_neither_loses_a_lock_nor_drops_a_batch_that_is_being_copied(count, monkeypatch):
+    monkeypatch.setattr(strikes, "FRAGILE", {*strikes.FRAGILE, sim.__file__, streams.__file__})
+    with preloader(depth=0) as loader:
+        consumed(loader)  # torch imports much then
+        iterator = iter(loader)
+        most = moments_of(lambda: next(iterator))
+    for number in range(count):
+        with preloader(Sizes(), depth=0, shuffle=False, prefetch_factor=1) as loader:
+            results = []
+            for place in range(5):
+                try:
+                    with struck(1 + number * most // count if place == number % 5 else 0):
+                        for batch in loader:
+                            results.append(batch)
+                            break
+                except Interrupted:
+                    break  # and the loader is closed at once
+            for batch in results:
+                assert (batch["x"].cpu() == 2 * batch["label"].cpu()[:, None]).all()
