@@ -76,11 +76,11 @@ def test_a_larger_batch_is_locked_anew_and_pages_are_unlocked_before_they_are_gi
 @METHODS
 def test_without_a_preloader_no_batch_lies_in_memory_that_we_lock_or_recycle(method):
     loader = workers(pin_memory=False, persistent_workers=True, worker_method=method)
-    with Preloader(loader, DEVICE, 2, doubled) as preloaded:
+    with Preloader(loader, DEVICE, 0, doubled) as preloaded:
         iterator = iter(preloaded)
-        next(iterator)
-        preloaded._end_epoch()
-        seen = [next(loader) for _ in range(3)]  # goes on in the same epoch
+        for _ in range(6):
+            next(iterator)
+        seen = [next(loader) for _ in range(6)]  # of the same epoch; the first ones were read for the preloader
         seen += loader  # a whole one, of which the first batches were read ahead
         assert not any(batch["x"].is_pinned() for batch in seen)
         assert all((batch["x"] == batch["label"][:, None]).all() for batch in seen)
@@ -128,22 +128,27 @@ def test_where_locking_fails_batches_are_copied_once_more_and_the_log_says_so_on
     assert caplog.text.count("page-locking a batch failed") == 1
 
 
+def fork(loader) -> None:
+    child = os.fork()
+    if child == 0:
+        loader.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_child_that_is_forked_unlocks_nothing_and_other_workers_change_nothing():
     with preloader() as loader:
-        for epoch in range(5):
+        for epoch in range(3):
             loader.set_epoch(epoch)
             results = []
             for number, batch in enumerate(loader):
                 results.append(batch["x"] - 2 * batch["label"][:, None])
                 if number == 5:
-                    child = os.fork()
-                    if child == 0:
-                        loader.close()
-                        os._exit(0)
-                    assert os.waitpid(child, 0)[1] == 0
+                    fork(loader)
                 if number == 7:
                     with preloader(seed=5) as evaluation:  # forks workers
                         assert all(low == high for low, high, _ in consumed(evaluation))
+            fork(loader)  # no batch is held: the child unmaps all slots
             assert not any(result.cpu().any() for result in results)
 
 
