@@ -5,6 +5,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
 from data.errors import DataError
-from loaders import Random, WorkerLoader, offers
+from loaders import Random, WorkerLoader, offers, tensors
 from training.config import Config
+from training.processes import Processes
 from training.tasks import Task, is_classes
 
 
@@ -93,6 +95,38 @@ def check_labels(dataset: Any, task: Task) -> None:
         if len(wrong):
             label = f"labels[{wrong[0]}] of {type(dataset).__name__} is {values.flatten()[wrong[0]]}"
             raise DataError(f"{label}: give the numbers of classes, 0 to {below - 1}")
+
+
+def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_first: Callable[[], Any]) -> None:
+    """Raises DataError in all processes if one has another dataset than the main one: they share it by index.
+
+    It looks at the length, at `labels` where the dataset offers them, and at the first samples. If these differ,
+    `read_first` reads them again: only a dataset that gives the same samples twice can be compared.
+    """
+    if processes.world_size == 1 or is_stream(dataset):
+        return
+    lengths = processes.gather(len(dataset))
+    remedy = "each process has to find the same files, in the same order: sort them"
+    if len({*lengths}) > 1:
+        raise DataError(f"the {name} sets of the processes have different lengths, {lengths}: {remedy}")
+    labels = str(np.asarray(getattr(dataset, "labels", ())).tolist())
+    if len({*processes.gather(crc32(labels.encode()))}) > 1:
+        raise DataError(f"the processes have the {name} samples in different orders, as their labels differ: {remedy}")
+    every = processes.gather(features(first))
+    if all(alike(every[0], other) for other in every):
+        return
+    if all(processes.gather(alike(features(first), features(read_first())))):
+        raise DataError(f"the processes have the {name} samples in different orders, the first differ: {remedy}")
+
+
+def features(batch: Any) -> list[float]:
+    """The mean of each sample in each tensor of the batch."""
+    means = [tensor.double().reshape(len(tensor), -1).mean(1) for tensor in tensors(batch) if tensor.dim()]
+    return torch.cat(means).nan_to_num().tolist() if means else []
+
+
+def alike(ours: list[float], theirs: list[float]) -> bool:
+    return len(ours) == len(theirs) and bool(np.allclose(ours, theirs, 1e-3, 1e-3))  # machines may round differently
 
 
 def is_stream(dataset: Any) -> bool:
