@@ -4,6 +4,7 @@ The sentence has the value and the remedy. What fits passes, and the checks leav
 """
 
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from data.errors import DataError
 from tests.configs import DOORS, IMAGES, LINEAR, checkpoint, metrics, steps, train
-from tests.training.doors import Faulty, Images, Worst, lying
-from training.checks import check_dataset
+from tests.training.doors import Faulty, Images, Stream, Worst, lying
+from training.checks import check_dataset, check_ranks
 from training.tasks import Classification
 from training.trainer import Trainer
 
@@ -253,3 +255,57 @@ def test_the_checks_before_the_first_step_leave_no_trace(tmp_path):
     lines = metrics(tmp_path / "False")
     assert [line["test_m"] for line in lines if "test_m" in line] == [64.0]
     assert lines[0]["rows"] == 32.0 and "evaluated" not in lines[0]
+
+
+class Ranks:
+    """Two processes as two threads: what each gathers is what both gave."""
+
+    world_size = 2
+
+    def __init__(self) -> None:
+        self.barrier, self.values, self.local = threading.Barrier(2, timeout=60), [None, None], threading.local()
+
+    def gather(self, value: Any) -> list[Any]:
+        self.values[self.local.rank] = value
+        self.barrier.wait()
+        every = list(self.values)
+        self.barrier.wait()
+        return every
+
+    def check(self, datasets: list[Any], firsts: list[Any], again: list[Any]) -> list[str]:
+        """What each process says of its dataset."""
+        said = ["", ""]
+
+        def run(rank: int) -> None:
+            self.local.rank = rank
+            try:
+                check_ranks(self, "training", datasets[rank], firsts[rank], lambda: again[rank])
+            except DataError as error:
+                said[rank] = str(error)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert said[0] == said[1], "all processes end, or none"
+        return said[0]
+
+
+def test_processes_with_other_datasets_are_refused_before_the_first_step():
+    one, two = {"image": torch.rand(2, 3, 4)}, {"image": torch.rand(2, 3, 4)}
+    longer, plain = Images(True, length=65), Images(True)
+    listed = [Images(True), Images(True)]
+    listed[0].labels, listed[1].labels = np.arange(64), np.arange(64)[::-1]
+    assert "different lengths, [64, 65]: each process" in Ranks().check([plain, longer], [one, one], [one, one])
+    assert "as their labels differ" in Ranks().check(listed, [one, one], [one, one])
+    assert "the first differ" in Ranks().check([plain, plain], [one, two], [one, two])
+    more = {**one, "x": torch.ones(2)}
+    assert "the first differ" in Ranks().check([plain, plain], [one, more], [one, more])
+    swapped = {"image": one["image"].flip(0)}
+    assert "the first differ" in Ranks().check([plain, plain], [one, swapped], [one, swapped])
+    assert Ranks().check([plain, plain], [one, one], [two, two]) == ""
+    assert Ranks().check([plain, plain], [one, two], [two, one]) == "", "its samples are never the same"
+    rounded = {"image": one["image"] + 1e-5}
+    assert Ranks().check([plain, plain], [one, rounded], [one, rounded]) == "", "machines round differently"
+    assert Ranks().check([Stream(True), Stream(True)], [one, two], [one, two]) == ""

@@ -125,7 +125,9 @@ def test_other_steps_are_the_same_in_two_processes_too(python, tmp_path, setting
 @pytest.mark.slow
 def test_a_rank_without_a_test_sample_changes_no_score(python, tmp_path):
     pytest.importorskip("torchmetrics")
-    curve = "{_target_: torchmetrics.AveragePrecision, task: multiclass, num_classes: 10}"  # keeps what it gets in lists
+    curve = (
+        "{_target_: torchmetrics.AveragePrecision, task: multiclass, num_classes: 10}"  # keeps what it gets in lists
+    )
     metrics = f"task.metrics={{worst: {{_target_: {DOORS}.Worst}}, curve: {curve}}}"
     settings = [*NO_DROPOUT, "data.test_length=1", metrics, "train.max_steps=4"]
     assert_close(*(Run(python, tmp_path / f"{n}", *settings, processes=n).finish() for n in (1, 2)))

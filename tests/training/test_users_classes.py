@@ -5,12 +5,11 @@ The oracle is a plain PyTorch loop over the same samples: equal losses, scores, 
 
 from __future__ import annotations
 
-import csv
 import importlib
-import json
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -438,15 +437,14 @@ class Plain:
         return (images.permute(0, 3, 1, 2) / 255 - mean) / std
 
     def evaluate(self) -> dict[str, float]:
+        inputs, labels = self.batch(self.case.dataset(False), range(TESTED))
         with torch.no_grad():
-            parts = [
-                self.batch(self.case.dataset(False), range(s, min(s + SIZE, TESTED))) for s in range(0, TESTED, SIZE)
-            ]
-            pairs = [(self.network(*inputs), labels, len(inputs[0])) for inputs, labels in parts]
-        values = {"loss": sum(float(self.case.loss(o, y)) * count for o, y, count in pairs) / TESTED}
-        for name, score in self.case.scores.items():
-            values[name] = float(torch.cat([score(o, y) for o, y, _ in pairs]).mean())
-        return values
+            outputs = self.network(*inputs)
+        scores = {name: score(outputs, labels) for name, score in self.case.scores.items()}
+        return {
+            "loss": self.case.loss(outputs, labels).item(),
+            **{n: s.float().mean().item() for n, s in scores.items()},
+        }
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -486,27 +484,25 @@ def test_classes_as_users_write_them_train_resume_evaluate_and_predict_as_a_plai
 
 def check_finished(case: Case, plain: Plain, file: Path) -> None:
     """evaluate.py and predict.py agree with the oracle."""
-    evaluate, predict = (importlib.import_module(f"extras.finished.{name}") for name in ("evaluate", "predict"))
-    finished = importlib.import_module("extras.finished.finished_run").FinishedRun(file)
-    samples, found, _ = evaluate.evaluate(finished, finished.dataset("test"))
+    names = "evaluate", "predict", "samples", "finished_run"
+    evaluate, predict, samples, finished = (importlib.import_module(f"extras.finished.{name}") for name in names)
+    run = finished.FinishedRun(file)
+    dataset = run.dataset("test")
+    count, found, _ = evaluate.evaluate(run, dataset)
     scores = plain.scores[-1]
-    assert {key: found[key] for key in scores} == pytest.approx(scores, abs=1e-4) and samples == TESTED
+    assert {key: found[key] for key in scores} == pytest.approx(scores, abs=1e-4) and count == TESTED
     if case.collate is pad or case.dataset is Numbers:  # data.collate is not used; a stream has no length
         return
-    table = predict.main([str(file), "--out", str(file.parent / "p")])
+    read = samples.Samples(list("abcdefghij"), partial(samples.read_inputs, run.task.inputs, dataset))
+    rows = list(predict.records(run, read, file.parent))
     with torch.no_grad():
         outputs = plain.network(*plain.batch(case.dataset(False), range(TESTED))[0])
-    if table.suffix == ".jsonl":
-        rows = [json.loads(line) for line in table.read_text().splitlines()]
-        name = "value" if isinstance(outputs, dict) else "prediction"
-        expected = outputs["value"] if isinstance(outputs, dict) else outputs
-        torch.testing.assert_close(torch.tensor([row[name] for row in rows]), expected, rtol=1e-3, atol=1e-4)
-        return
-    rows = list(csv.DictReader(table.open()))
+    assert [row["file"] for row in rows] == list("abcdefghij")
     if "class" in rows[0]:
         assert [row["class"] for row in rows] == ["abc"[number] for number in outputs.argmax(1).tolist()]
-    else:
-        names = [key for key in rows[0] if key.startswith("value")]
-        values = torch.tensor([[float(row[key]) for key in names] for row in rows])
-        expected = outputs.sigmoid() if case.dataset is Several else outputs
-        torch.testing.assert_close(values, expected.reshape(values.shape), rtol=1e-3, atol=1e-4)
+        return
+    columns = [key for key in rows[0] if key.startswith(("value", "prediction"))]
+    values = torch.tensor([[row[key] for key in columns] for row in rows])
+    expected = outputs["value"] if isinstance(outputs, dict) else outputs
+    expected = expected.sigmoid() if case.dataset is Several else expected
+    torch.testing.assert_close(values.flatten(), expected.flatten(), rtol=1e-3, atol=1e-4)
