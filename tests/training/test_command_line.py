@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 from itertools import zip_longest
 from pathlib import Path
@@ -36,6 +38,8 @@ ROOT = CONF.parent
         (["data=image_folder", "data.root=/no/such/folder"], "/no/such/folder"),
         (["train.batch_size=20000"], "^error: train.batch_size=20000.*\n$"),
         (["train.resume=nowhere"], "nowhere"),
+        (["data=image_folder", "data.root=/no/a=b"], re.escape(shlex.quote("data.root='/no/a=b'"))),
+        (["train.resume=out,lr=0.1"], re.escape(shlex.quote("train.resume='out,lr=0.1'"))),
         (["hydra/job_logging=disabled", "train.batch_size=0"], "train.batch_size=0"),
         (["-m", "train.resume=one,two"], r"train\.resume"),
     ],
@@ -182,6 +186,64 @@ def test_each_job_of_a_sweep_goes_on_with_the_settings_of_the_run(command, tmp_p
     given = [f"train.resume={earlier}", "train.epochs=2", "optim.weight_decay=0,0.1", "hydra.sweep.dir=sweep"]
     command("-m", *given)
     assert [settings_of(tmp_path / "sweep" / job) for job in ("0", "1")] == [(7, 0.125, 64, 4)] * 2
+
+
+class Seen:
+    """Notes the settings that Hydra itself made."""
+
+    def on_start(self, run: Any) -> None:
+        with Path(os.environ["SEEN"]).open("a") as file:
+            lr = run.config.optim["lr"]
+            file.write(f"{os.environ.get('CACHE')} {Path.cwd() == run.folder.absolute()} {lr}\n")
+
+
+@pytest.mark.parametrize("place", ["searchpath", "--config-dir", "--config-path"])
+def test_a_resumed_run_keeps_the_settings_of_hydra_itself_and_where_its_configs_are(
+    command, tmp_path, monkeypatch, place
+):
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen.txt"))
+    site = tmp_path / "it's a=site"
+    if place == "--config-path":
+        shutil.copytree(CONF, site)
+    (site / "experiment").mkdir(parents=True, exist_ok=True)
+    (site / "experiment" / "site.yaml").write_text("# @package _global_\noptim: {lr: 0.0625}\n")
+    quoted = str(site).replace("'", r"\'")
+    places = {"searchpath": f"hydra.searchpath=['file://{quoted}']"}
+    settings = [places.get(place, f"{place}={site}"), "experiment=site", "hydra.job.chdir=true"]
+    settings += ["+hydra.job.env_set.CACHE=mine", f"+callbacks.seen._target_={__name__}.Seen"]
+    command(*FAST, *settings, f"hydra.run.dir={tmp_path}/out")
+    monkeypatch.delenv("CACHE", raising=False)
+    command(f"train.resume={tmp_path}/out", "train.epochs=2")
+    assert (tmp_path / "seen.txt").read_text() == "mine True 0.0625\n" * 2
+
+
+def test_a_resume_that_only_says_that_the_run_has_finished_changes_no_setting_of_it(command, tmp_path, earlier):
+    shutil.copytree(earlier, tmp_path / "out", symlinks=True)
+    assert "has finished" in command("train.resume=out", "train.max_steps=1")
+    assert "has finished" in command("train.resume=out")
+    command("train.resume=out", "train.epochs=2")
+    assert checkpoint(tmp_path / "out")["step"] == 4
+
+
+def test_a_second_run_in_a_folder_ends_in_a_sentence_with_the_first_ones_process(command, python, tmp_path, earlier):
+    shutil.copytree(earlier, tmp_path / "out", symlinks=True)
+    hold = f"""
+import signal, sys
+sys.path.insert(0, "{ROOT}")
+from pathlib import Path
+from training.results import Results
+ours = Results(Path("{tmp_path}/out"), True)
+print("locked", flush=True)
+signal.pause()
+"""
+    with python.start("-c", hold) as other:
+        other.stdout.readline()
+        shown = command("train.resume=out", "train.epochs=2", "optim.lr=0.5", ends_with=1)
+        other.send_signal(signal.SIGKILL)  # a crash frees the folder
+        other.wait()
+    assert f"process {other.pid} on" in shown and "hydra.run.dir" in shown and "Traceback" not in shown
+    command("train.resume=out", "train.epochs=2")
+    assert settings_of(tmp_path / "out") == (7, 0.125, 64, 4), "the refused settings are not the run's"
 
 
 @pytest.mark.parametrize("content", [None, "", "[["])
