@@ -39,7 +39,7 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
                 trainer.begin_training()
                 remedy = "set train.last_batch=drop, or another train.batch_size or train.accumulate"
                 with explained(f"a batch or a part of it has one sample, on which nothing can train: {remedy}", batch):
-                    trainer.training_step(rows_of(batch, slice(1)))
+                    trainer.training_step(rows_of(batch, slice(1), task.count(batch)))
                 trainer.model.eval()
         batch = data.transform(tested)
         with explained(f"{what} test samples, or {kind.__name__}.evaluation_step returns no scores by name", batch):

@@ -6,24 +6,44 @@ python -m examples.finetuning.images DIR    # makes such a folder, of images tha
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import WeightedRandomSampler
 
 from data.fashion import FashionMini
 
+BLOCK = 4096  # samples that are drawn together
 
-def balanced(labels: np.ndarray) -> WeightedRandomSampler:
+
+class Balanced:
     """Draws each class as often as any other, with replacement. The loader seeds torch's generator for each epoch.
 
-    labels: integers (N,), those of the training set, which the dataset has as `labels`.
+    labels: integers (N,), those of the training set, which the dataset has as `labels`. It draws a class, and then one
+    of its samples: torch's WeightedRandomSampler takes at most 2^24 weights.
     """
-    classes = torch.as_tensor(labels)
-    weights = 1 / torch.bincount(classes).clamp(min=1)
-    return WeightedRandomSampler(weights[classes].tolist(), len(classes))
+
+    def __init__(self, labels: np.ndarray) -> None:
+        classes = torch.as_tensor(labels)
+        self.order = classes.argsort()
+        counts = torch.bincount(classes)
+        self.counts = counts[counts > 0]
+        self.starts = self.counts.cumsum(0) - self.counts
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[int]:
+        for block in range(0, len(self), BLOCK):
+            size = min(BLOCK, len(self) - block)
+            classes = torch.randint(len(self.counts), (size,))
+            places = (torch.rand(size, dtype=torch.float64) * self.counts[classes]).long()
+            yield from self.order[self.starts[classes] + places].tolist()
+
+
+balanced = Balanced
 
 
 def write(folder: Path, most: int = 200, classes: int = 4) -> None:
