@@ -11,6 +11,7 @@ from torch.utils.data import default_collate
 from data.errors import DataError
 from training.checks import check_batch
 from training.tasks import Classification, Multilabel, Regression, Task
+from training.trainer import rows_of
 
 THREE = SimpleNamespace(classes=("a", "b", "c"), labels=[0, 0, 0, 1, 1, 2])
 LOGITS = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 3, 1]])
@@ -152,3 +153,13 @@ def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
     task = Task(THREE)
     assert task.count({"edges": torch.zeros(2, 9), "image": torch.zeros(5, 3), "label": torch.zeros(4)}) == 4
     assert task.count({"step": torch.zeros(()), "image": [torch.zeros(3)] * 5}) == 5
+
+
+def test_a_batch_is_cut_into_parts_by_its_samples_also_where_a_field_is_a_list():
+    left, right, names = torch.arange(4), torch.arange(4) * 10, ["a", "b", "c", "d"]
+    batch = {"image": [left, right], "names": names, "label": (left, right)}
+    task = Classification(THREE, inputs="left")
+    assert task.count({"left": left, "label": [left, right]}) == 4
+    part = rows_of(batch, slice(1, 3), 4)
+    assert [field.tolist() for field in part["image"]] == [[1, 2], [10, 20]]
+    assert part["names"] == ["b", "c"] and [field.tolist() for field in part["label"]] == [[1, 2], [10, 20]]
