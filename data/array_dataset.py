@@ -9,15 +9,17 @@ from torch.nn.functional import interpolate
 
 from data.augment import Policy
 from data.errors import DataError
+from data.own_transform import Transformed
 
 
-class ArrayDataset:
+class ArrayDataset(Transformed):
     """Images in memory. A training sample is a random crop of the padded image, mirrored half of the time.
 
     images: uint8 (N, H, W, C); labels: integers (N,) or (N, 1), indices into `classes`.
     mean, std: one number per channel, for pixels scaled to 0..1.
     pad: pixels by which the images are padded (reflected) before a crop of (H, W) is taken; 0: no crop.
     flip: whether samples are mirrored. policy: "trivial" or "rand" (data.augment.Policy), or None.
+    transforms: the arguments of Transformed, a transform of your own, instead of crop and flip or after them.
     With train=False samples are not augmented. The attribute `images` has the padded images.
     """
 
@@ -33,7 +35,10 @@ class ArrayDataset:
         pad: int = 0,
         flip: bool = False,
         policy: str | None = None,
+        **transforms: Any,
     ) -> None:
+        super().__init__(train, **transforms)
+        self.check_policy(policy)
         if images.dtype != np.uint8 or images.ndim != 4:
             raise DataError(f"images must be uint8 of shape (N, H, W, C), not {images.dtype} {images.shape}")
         labels = np.asarray(labels)  # also of lists and pandas
@@ -48,7 +53,9 @@ class ArrayDataset:
             raise DataError(f"data.pad={pad} must be 0 to {largest} for images of shape {self.image_shape}")
         self.classes, self.mean, self.std = tuple(classes), tuple(mean), tuple(std)
         chosen = None if policy is None else Policy(policy, channels=self.image_shape[2])
-        self.pad, self.flip, self.policy = (pad, flip, chosen) if train else (0, False, None)
+        self.pad, self.flip, self.policy = (
+            (pad, flip, chosen) if train and not self.gets_whole_images else (0, False, None)
+        )
         self._draws = 3 + (self.policy.draws if self.policy else 0) if self.pad or self.flip or self.policy else 0
         self.images = np.pad(images, ((0, 0), (self.pad, self.pad), (self.pad, self.pad), (0, 0)), mode="reflect")
         self.labels = labels.astype(np.int64).reshape(-1)
@@ -61,13 +68,24 @@ class ArrayDataset:
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         image = self.images[index]
-        image = self._augmented(image, *torch.rand(self._draws).tolist()) if self._draws else self.prepare(image)
-        # A copy, because changing a sample in place must not change the dataset.
-        return {"image": torch.from_numpy(image.copy()), "label": torch.tensor(self.labels[index])}
+        if self._draws:
+            image = self._augmented(image, *torch.rand(self._draws).tolist())
+        pixels = torch.from_numpy(image.copy())  # because changing a sample in place must not change the dataset
+        if self.transform is not None:
+            pixels = self.transform(pixels.permute(2, 0, 1), f"image {index}")
+        return {"image": pixels, "label": torch.tensor(self.labels[index])}
 
-    def prepare(self, image: np.ndarray) -> np.ndarray:
-        """Resizes an image of any size, uint8 (H, W, C), to a sample's height and width: see `resized_middle`."""
-        return resized_middle(image, *self.image_shape[:2])
+    def prepare(self, image: np.ndarray) -> np.ndarray | torch.Tensor:
+        """Resizes an image of any size, uint8 (H, W, C), to a sample's height and width: see `resized_middle`.
+
+        With data.test_transform it does what that does; of whole images, that alone.
+        """
+        transform = self.test_transform
+        if transform is None or transform.after == "crop":
+            image = resized_middle(image, *self.image_shape[:2])
+        return (
+            image if transform is None else transform(torch.from_numpy(image.copy()).permute(2, 0, 1), "a new image")
+        )
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into `out`; numbers from `random.uniform` replace torch's generator."""
@@ -81,7 +99,10 @@ class ArrayDataset:
 
     def without_augmentation(self) -> "ArrayDataset":
         images = self._unpadded(self.images)
-        return ArrayDataset(images, self.labels, classes=self.classes, mean=self.mean, std=self.std, train=False)
+        plain = ArrayDataset(images, self.labels, classes=self.classes, mean=self.mean, std=self.std, train=False)
+        plain.test_transform = self.test_transform
+        plain.use_transform(self.test_transform)
+        return plain
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All samples before augmentation: "image", uint8 (N, H + 2 pad, W + 2 pad, C), and "label", int64 (N,)."""

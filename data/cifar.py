@@ -1,6 +1,7 @@
 """CIFAR-10: 32x32 colour images of ten kinds of animals and vehicles (Krizhevsky, 2009)."""
 
 from pathlib import Path
+from typing import Any
 
 from data.array_dataset import ArrayDataset
 from data.download import DEFAULT_ROOT, download
@@ -13,11 +14,18 @@ class CIFAR10(ArrayDataset):
 
     root: the folder with cifar-10-batches-py/ or cifar-10-python.tar.gz. If neither is complete, torchvision downloads
     the archive. None: downloads/ in the current folder.
-    pad, flip, policy: see ArrayDataset. Images are uint8 (32, 32, 3). Raises DataError if the download fails.
+    pad, flip, policy, transforms: see ArrayDataset.
+    Images are uint8 (32, 32, 3). Raises DataError if the download fails.
     """
 
     def __init__(
-        self, train: bool, root: str | Path | None = None, pad: int = 4, flip: bool = True, policy: str | None = None
+        self,
+        train: bool,
+        root: str | Path | None = None,
+        pad: int = 4,
+        flip: bool = True,
+        policy: str | None = None,
+        **transforms: Any,
     ) -> None:
         # Imported here, because it takes a second in every worker that is spawned.
         from torchvision import datasets
@@ -29,4 +37,6 @@ class CIFAR10(ArrayDataset):
             download(datasets.CIFAR10, root, datasets.CIFAR10.filename)
             source = datasets.CIFAR10(root, train=train)
         about = {"classes": source.classes, "mean": MEAN, "std": STD}
-        super().__init__(source.data, source.targets, train=train, pad=pad, flip=flip, policy=policy, **about)
+        super().__init__(
+            source.data, source.targets, train=train, pad=pad, flip=flip, policy=policy, **about, **transforms
+        )

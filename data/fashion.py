@@ -27,16 +27,25 @@ class FashionMini(ArrayDataset):
     """10,000 training and 2,000 test images of Fashion-MNIST, the same number for each class.
 
     root: the folder with the four .xz files. None: data/embedded/.
-    pad, flip, policy: see ArrayDataset. Images are uint8 (28, 28, 1). Raises DataError for a missing or damaged file.
+    pad, flip, policy, transforms: see ArrayDataset.
+    Images are uint8 (28, 28, 1). Raises DataError for a missing or damaged file.
     """
 
     def __init__(
-        self, train: bool, root: str | Path | None = None, pad: int = 1, flip: bool = True, policy: str | None = None
+        self,
+        train: bool,
+        root: str | Path | None = None,
+        pad: int = 1,
+        flip: bool = True,
+        policy: str | None = None,
+        **transforms: Any,
     ) -> None:
         root = Path(root or EMBEDDED).expanduser()
         remedy = "leave out data.root, and restore the files with `git checkout -- data/embedded`"
         images, labels = (read_idx(root / f"{name}.xz", remedy) for name in (TRAIN_FILES if train else TEST_FILES))
-        super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, policy=policy, **ABOUT)
+        super().__init__(
+            images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, policy=policy, **ABOUT, **transforms
+        )
 
 
 class FashionMNIST(ArrayDataset):
@@ -44,11 +53,18 @@ class FashionMNIST(ArrayDataset):
 
     root: the folder with the four IDX files (.gz or not), in it or in its FashionMNIST/raw/. If they are in neither,
     torchvision downloads them into the latter. None: downloads/ in the current folder.
-    pad, flip, policy: see ArrayDataset. Images are uint8 (28, 28, 1). Raises DataError if the download fails.
+    pad, flip, policy, transforms: see ArrayDataset.
+    Images are uint8 (28, 28, 1). Raises DataError if the download fails.
     """
 
     def __init__(
-        self, train: bool, root: str | Path | None = None, pad: int = 1, flip: bool = True, policy: str | None = None
+        self,
+        train: bool,
+        root: str | Path | None = None,
+        pad: int = 1,
+        flip: bool = True,
+        policy: str | None = None,
+        **transforms: Any,
     ) -> None:
         root = Path(root or DEFAULT_ROOT).expanduser()
         if not find_files(root):
@@ -58,7 +74,9 @@ class FashionMNIST(ArrayDataset):
             download(datasets.FashionMNIST, root, names)
         paths = find_files(root)
         images, labels = (read_idx(paths[name]) for name in (TRAIN_FILES if train else TEST_FILES))
-        super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, policy=policy, **ABOUT)
+        super().__init__(
+            images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, policy=policy, **ABOUT, **transforms
+        )
 
 
 def find_files(root: Path) -> dict[str, Path]:

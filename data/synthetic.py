@@ -32,6 +32,7 @@ class Synthetic:
 
     sample_spec: Any = ArrayDataset.sample_spec
     prepare: Any = ArrayDataset.prepare  # both need only `image_shape`
+    test_transform = None
 
     def __init__(
         self,

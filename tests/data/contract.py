@@ -78,7 +78,7 @@ def defaults(cls: Any) -> dict[str, Any]:
     """The constructor's arguments, and those that it passes on to its base class, without `train`."""
     arguments = inspect.signature(cls).parameters.values()
     passed_on = defaults(cls.__base__) if any(each.kind is each.VAR_KEYWORD for each in arguments) else {}
-    named = {each.name: each.default for each in arguments if each.kind is not each.VAR_KEYWORD}
+    named = {each.name: each.default for each in arguments if each.default is not each.empty}
     return {name: default for name, default in (passed_on | named).items() if name != "train"}
 
 

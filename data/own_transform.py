@@ -1,0 +1,138 @@
+"""OwnTransform: what data.transform and data.test_transform name, called with one image at a time.
+
+Transformed: the base of the datasets of images, whose constructor takes these keys.
+Invariant: whatever a transform takes and returns, a sample's image is uint8 (H, W, C), which is normalised later, or
+float32 (C, H, W), which the network gets as it is.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from data.errors import DataError, check_choice
+
+INPUTS, PLACES = ("tensor", "array"), ("decode", "crop")
+
+
+class OwnTransform:
+    """Calls one transform after the other.
+
+    steps: each gets a uint8 tensor (C, H, W) or, if it is albumentations' or `takes` is "array", an array (H, W, C).
+    An array or a Pillow image that a step returns has its channels last, a tensor has them first. key: for errors.
+    after: "decode" if the steps get whole images, "crop" if they get what the dataset makes without them.
+    """
+
+    def __init__(self, key: str, steps: Any, takes: str | None, after: str) -> None:
+        self.key = key
+        self.takes = takes
+        self.after = after
+        self.steps = list(steps) if isinstance(steps, (list, tuple)) else [steps]
+        for step in self.steps:
+            if not callable(step) or isinstance(step, type):
+                raise DataError(f"{key}={step}: give {{_target_: MODULE.NAME}}, a class or what returns a transform")
+
+    def __call__(self, image: torch.Tensor, name: str) -> torch.Tensor:
+        """Transforms a uint8 image (C, H, W). Raises DataError with its name if the result is not an image."""
+        pixels: Any = image
+        for step in self.steps:
+            if is_of_albumentations(step):
+                pixels = step(image=as_array(pixels))["image"]
+            elif self.takes == "array":
+                pixels = step(as_array(pixels))
+            else:
+                pixels = step(as_tensor(pixels))
+        return self._checked(as_tensor(pixels), len(image), name)
+
+    def _checked(self, pixels: Any, channels: int, name: str) -> torch.Tensor:
+        made = f"{self.key} has made {form_of(pixels)} of {name}"
+        if not isinstance(pixels, torch.Tensor) or pixels.ndim != 3:
+            raise DataError(f"{made}: it must return an image, a tensor (C, H, W) or an array (H, W, C)")
+        is_uint8 = pixels.dtype == torch.uint8
+        if len(pixels) != channels and (is_uint8 or pixels.shape[2] == channels):
+            raise DataError(
+                f"{made}, which has {channels} channels: return tensors (C, H, W), or arrays (H, W, C); "
+                "data.transform_input=array if it takes these"
+            )
+        if is_uint8:
+            return pixels.permute(1, 2, 0).contiguous()
+        if not pixels.is_floating_point():
+            raise DataError(f"{made}: return uint8, 0 to 255, or floats, which the network gets as they are")
+        return pixels.float().contiguous()
+
+
+class Transformed:
+    """Takes the keys of the transforms. A subclass calls `transform`, if it is not None, in `__getitem__`.
+
+    transform: of this dataset's samples. test_transform: of test samples and new images.
+    """
+
+    transform: OwnTransform | None
+    read_batch: Any
+
+    def __init__(
+        self,
+        train: bool,
+        transform: Any = None,
+        test_transform: Any = None,
+        transform_input: str | None = None,
+        transform_after: str = "decode",
+    ) -> None:
+        check_choice("data.transform_after", transform_after, PLACES)
+        if transform_input is not None:
+            check_choice("data.transform_input", transform_input, INPUTS)
+        self.test_transform = self.own_transform = None
+        if test_transform:
+            self.test_transform = OwnTransform("data.test_transform", test_transform, transform_input, transform_after)
+        if transform:
+            self.own_transform = OwnTransform("data.transform", transform, transform_input, transform_after)
+        self.use_transform(self.own_transform if train else self.test_transform)
+
+    @property
+    def gets_whole_images(self) -> bool:
+        """Whether the transform replaces the dataset's own crop."""
+        return self.transform is not None and self.transform.after == "decode"
+
+    def use_transform(self, transform: OwnTransform | None) -> None:
+        """With a transform, a loader reads the samples one by one, because it seeds the generators for each."""
+        self.transform = transform
+        vars(self).pop("read_batch", None)
+        if transform is not None:
+            self.read_batch = None
+
+    def check_policy(self, policy: str | None) -> None:
+        if policy is not None and self.own_transform is not None and self.own_transform.after == "decode":
+            raise DataError(
+                f"data.policy={policy} needs the crop that data.transform replaces: "
+                "set data.policy=null, or data.transform_after=crop"
+            )
+
+
+def is_of_albumentations(step: Any) -> bool:
+    return any(kind.__module__.split(".")[0] == "albumentations" for kind in type(step).__mro__)
+
+
+def as_array(pixels: Any) -> np.ndarray:
+    """An image as an array (H, W, C)."""
+    if isinstance(pixels, torch.Tensor):
+        return pixels.permute(1, 2, 0).contiguous().numpy()
+    return np.asarray(pixels)
+
+
+def as_tensor(pixels: Any) -> Any:
+    """An image as a plain tensor (C, H, W); what is neither an array nor a Pillow image stays as it is."""
+    if isinstance(pixels, torch.Tensor):
+        return pixels.as_subclass(torch.Tensor)
+    is_image = isinstance(pixels, np.ndarray) or hasattr(pixels, "getbands")
+    array = np.asarray(pixels) if is_image else None
+    if array is None or array.ndim not in (2, 3):
+        return pixels
+    if array.ndim == 2:
+        array = array[..., np.newaxis]
+    return torch.from_numpy(np.ascontiguousarray(array)).permute(2, 0, 1)
+
+
+def form_of(pixels: Any) -> str:
+    if isinstance(pixels, (torch.Tensor, np.ndarray)):
+        return f"{str(pixels.dtype).removeprefix('torch.')} {tuple(pixels.shape)}"
+    return f"{type(pixels).__name__} {str(pixels)[:60]}"
