@@ -124,12 +124,12 @@ def as_tensor(pixels: Any) -> Any:
     if isinstance(pixels, torch.Tensor):
         return pixels.as_subclass(torch.Tensor)
     is_image = isinstance(pixels, np.ndarray) or hasattr(pixels, "getbands")
-    array = np.asarray(pixels) if is_image else None
+    array = np.require(pixels, requirements=["C", "W"]) if is_image else None  # W: Pillow's memory is read-only
     if array is None or array.ndim not in (2, 3):
         return pixels
     if array.ndim == 2:
         array = array[..., np.newaxis]
-    return torch.from_numpy(np.ascontiguousarray(array)).permute(2, 0, 1)
+    return torch.from_numpy(array).permute(2, 0, 1)
 
 
 def form_of(pixels: Any) -> str:

@@ -62,7 +62,9 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> A
     try:
         return default_collate(found)
     except (TypeError, RuntimeError) as error:
-        raise DataError(f"{name}: two samples cannot make a batch ({error}): set data.collate") from error
+        which = f", the second is {dataset.path(1)}" if hasattr(dataset, "path") else ""
+        remedy = "set data.collate, or end data.transform with a crop or a resize to one size"
+        raise DataError(f"{name}: two samples cannot make a batch ({error}{which}): {remedy}") from error
 
 
 def readable(dataset: Any, skips: bool) -> Iterator[Any]:

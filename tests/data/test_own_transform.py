@@ -1,0 +1,182 @@
+"""data.transform and data.test_transform: whatever a transform takes and returns, samples have one of two layouts."""
+
+import pickle
+import sys
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torchvision.transforms import v2
+
+from data.array_dataset import ArrayDataset
+from data.errors import DataError
+from data.image_folder import ImageFolder
+from data.subset import Subset
+from loaders import WorkerLoader, offers
+
+
+def arrays(train: bool = True, **options: Any) -> ArrayDataset:
+    images = np.random.default_rng(0).integers(256, size=(20, 12, 10, 3), dtype=np.uint8)
+    about: dict[str, Any] = {"classes": "ab", "mean": [0.5] * 3, "std": [0.5] * 3, "pad": 2, "flip": True}
+    return ArrayDataset(images, np.arange(20) % 2, train=train, **(about | options))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An image folder of 12 images, each of another size, whose pixels are all of one colour."""
+    for split in ("train", "val"):
+        for number in range(12):
+            path = tmp_path / split / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (30 + number, 40), (number, 20, 200)).save(path)
+
+    def make(train: bool = True, **options: Any) -> ImageFolder:
+        return ImageFolder(train, tmp_path, **options)
+
+    return make
+
+
+class Seen:
+    """Returns what it gets, and keeps it."""
+
+    def __call__(self, image: Any) -> Any:
+        self.image = image
+        return image
+
+
+@pytest.fixture
+def albumentations(monkeypatch):
+    """A class of a module of that name, which is called as the library is."""
+    monkeypatch.setitem(sys.modules, "albumentations", ModuleType("albumentations"))
+
+    class Mirror:
+        __module__ = "albumentations.augmentations.flip"
+
+        def __call__(self, *, image: np.ndarray) -> dict[str, np.ndarray]:
+            assert isinstance(image, np.ndarray) and image.shape[2] == 3
+            return {"image": image[:, ::-1]}
+
+    return Mirror
+
+
+def test_a_transform_gets_whole_images_as_tensors_or_arrays(folder):
+    for dataset, size in ((arrays(transform=(seen := Seen())), (12, 10)), (folder(transform=seen), (40, 30))):
+        sample = dataset[0]["image"]
+        assert (seen.image.shape, seen.image.dtype) == ((3, *size), torch.uint8)
+        assert (sample.shape, sample.dtype) == ((*size, 3), torch.uint8) and sample.is_contiguous()
+    for dataset in (arrays(transform=(seen := Seen()), transform_input="array"), folder(transform=seen)):
+        dataset.transform.takes = "array"
+        assert isinstance(dataset[0]["image"], torch.Tensor)
+        assert isinstance(seen.image, np.ndarray) and seen.image.shape[2] == 3
+
+
+def test_after_the_crop_a_transform_gets_samples_as_they_are_without_it(folder):
+    for make, options in ((arrays, {}), (folder, {"image_size": 16})):
+        for train, key in ((True, "transform"), (False, "test_transform")):
+            plain, after = make(train, **options), make(train, **options, **{key: Seen()}, transform_after="crop")
+            torch.manual_seed(1)
+            expected = plain[3]["image"]
+            torch.manual_seed(1)
+            assert torch.equal(after[3]["image"], expected)
+            assert torch.equal(after.transform.steps[0].image, expected.permute(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("result", "dtype", "shape"),
+    [
+        (v2.ToImage(), torch.uint8, (12, 10, 3)),
+        (v2.ToDtype(torch.float64, scale=True), torch.float32, (3, 12, 10)),
+        (v2.ToPILImage(), torch.uint8, (12, 10, 3)),
+        (lambda image: image.permute(1, 2, 0).numpy(), torch.uint8, (12, 10, 3)),
+        (lambda image: image.half().permute(1, 2, 0).numpy(), torch.float32, (3, 12, 10)),
+        ([v2.ToPILImage(), ImageOps.mirror, lambda image: image.flip(2)], torch.uint8, (12, 10, 3)),
+    ],
+)
+def test_what_comes_back_is_brought_to_one_layout(result, dtype, shape):
+    steps = [*result] if isinstance(result, list) else result
+    if isinstance(steps, list):
+        steps[1] = lambda image, mirror=steps[1]: mirror(Image.fromarray(image.permute(1, 2, 0).numpy()))
+    image = arrays(test_transform=steps, train=False)[4]["image"]
+    assert type(image) is torch.Tensor and (image.dtype, image.shape) == (dtype, shape) and image.is_contiguous()
+    expected = torch.from_numpy(arrays(False).images[4])
+    as_it_was = image if dtype == torch.uint8 else image.permute(1, 2, 0)
+    scale = 255 if isinstance(result, v2.ToDtype) else 1
+    assert torch.allclose(as_it_was.float() * scale, expected.float(), atol=1e-3)
+
+
+def test_albumentations_is_known_by_its_class_and_mixes_with_others(albumentations):
+    mirrored = arrays(False, test_transform=[v2.RandomHorizontalFlip(1.0), albumentations()])[2]["image"]
+    assert torch.equal(mirrored, arrays(False)[2]["image"])
+
+
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        (lambda image: image.permute(1, 2, 0), r"uint8 \(12, 10, 3\) of image 3.*return tensors \(C, H, W\)"),
+        (lambda image: image.float().permute(1, 2, 0), r"float32 \(12, 10, 3\) of image 3"),
+        (lambda image: None, "NoneType None of image 3: it must return an image"),
+        (lambda image: image.sum(0), r"int64 \(12, 10\) of image 3"),
+        (lambda image: image.long(), "return uint8, 0 to 255, or floats"),
+    ],
+)
+def test_what_is_not_an_image_is_a_sentence_that_names_the_image(transform, words):
+    with pytest.raises(DataError, match=words):
+        arrays(transform=transform)[3]
+
+
+def test_wrong_settings_are_sentences():
+    for options, words in (
+        ({"transform": "v2"}, "data.transform=v2: give"),
+        ({"test_transform": [v2.RandomCrop]}, "data.test_transform="),
+        ({"transform": Seen(), "policy": "trivial"}, "data.policy=trivial.*transform_after=crop"),
+        ({"transform_input": "pil"}, "data.transform_input=pil: use one of tensor, array"),
+        ({"transform_after": "flip"}, "data.transform_after=flip: use one of decode, crop"),
+    ):
+        with pytest.raises(DataError, match=words):
+            arrays(**options)
+
+
+def test_new_images_and_samples_without_augmentation_get_the_test_transform(folder):
+    test = v2.Compose([v2.Resize((8, 8)), v2.RandomHorizontalFlip(1.0)])
+    image = np.random.default_rng(1).integers(256, size=(12, 10, 3), dtype=np.uint8)
+    expected = test(torch.from_numpy(image).permute(2, 0, 1)).permute(1, 2, 0)
+    for make in (arrays, folder):
+        for train in (True, False):
+            dataset = make(train, transform=v2.RandomCrop(4), test_transform=test)
+            before = image.copy()
+            assert torch.equal(dataset.prepare(image), expected)
+            assert (image == before).all()
+            plain = dataset.without_augmentation()
+            assert plain[1]["image"].shape == (8, 8, 3)
+        fast = make(True, transform=v2.RandomCrop(4)).without_augmentation()
+        assert offers(fast, "read_batch") and fast[1]["image"].shape == make(False)[1]["image"].shape
+
+
+def test_a_transform_cannot_change_the_dataset():
+    dataset = arrays(transform=lambda image: image.fill_(7), transform_after="crop")
+    before = dataset.images.copy()
+    assert (dataset[0]["image"] == 7).all()
+    assert (dataset.images == before).all()
+
+
+def test_each_sample_is_seeded_by_its_key_for_any_number_of_workers(folder):
+    crop = [v2.RandomResizedCrop(8), v2.RandomHorizontalFlip(), v2.ColorJitter(0.5)]
+    for dataset in (folder(transform=crop), Subset(arrays(transform=crop), np.arange(12))):
+        assert not offers(dataset, "read_batch") and pickle.loads(pickle.dumps(dataset))
+        expected = None
+        for workers in (0, 1, 3):
+            with WorkerLoader(dataset, 4, num_workers=workers, seed=5, shuffle=True) as loader:
+                images = torch.cat([batch["image"] for batch in loader])
+            expected = images if expected is None else expected
+            assert torch.equal(images, expected)
+        assert len({image.numpy().tobytes() for image in images}) == 12
+
+
+def test_partial_functions_are_transforms():
+    assert torch.equal(
+        arrays(False, test_transform=partial(torch.flip, dims=[2]))[0]["image"][:, 0], arrays(False)[0]["image"][:, -1]
+    )
