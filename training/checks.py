@@ -111,14 +111,17 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_
     remedy = "each process has to find the same files, in the same order: sort them"
     if len({*lengths}) > 1:
         raise DataError(f"the {name} sets of the processes have different lengths, {lengths}: {remedy}")
-    labels = str(np.asarray(getattr(dataset, "labels", ())).tolist())
-    if len({*processes.gather(crc32(labels.encode()))}) > 1:
+    if len({*processes.gather(checksum_of_labels(dataset))}) > 1:
         raise DataError(f"the processes have the {name} samples in different orders, as their labels differ: {remedy}")
     every = processes.gather(features(first))
     if all(alike(every[0], other) for other in every):
         return
     if all(processes.gather(alike(features(first), features(read_first())))):
         raise DataError(f"the processes have the {name} samples in different orders, the first differ: {remedy}")
+
+
+def checksum_of_labels(dataset: Any) -> int:
+    return crc32(str(np.asarray(getattr(dataset, "labels", ())).tolist()).encode())
 
 
 def features(batch: Any) -> list[float]:

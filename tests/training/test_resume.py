@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.configs import DOORS, LINEAR, STOP, TWO_PARTS, checkpoint, differences, steps, train, untimed
-from tests.training.doors import Stop
+from tests.configs import DOORS, IMAGES, LINEAR, STOP, TWO_PARTS, checkpoint, differences, steps, train, untimed
+from tests.training.doors import Images, Stop
 from training.stopping import Stopped
 
 
@@ -144,3 +145,36 @@ def test_a_run_goes_on_with_another_batch_size_at_the_end_of_an_epoch(tmp_path, 
     train(tmp_path / "within", LINEAR, "train.max_steps=3")
     with error("32", "64"):
         train(tmp_path / "within", LINEAR, "train.batch_size=64")
+
+
+class Files(Images):
+    """A folder whose files change between runs."""
+
+    length, moved = 64, False
+
+    def __init__(self, train: bool, **_: Any) -> None:
+        super().__init__(train)
+        self.labels = [index % 2 for index in range(len(self))]
+        if Files.moved:
+            self.labels[40], self.labels[41] = self.labels[41], self.labels[40]
+
+    def __len__(self) -> int:
+        return Files.length
+
+
+def test_data_that_change_are_refused_within_an_epoch_and_named_at_its_end(tmp_path, monkeypatch, error, caplog):
+    caplog.set_level("INFO")
+    files = [*IMAGES, f"data._target_={__name__}.Files", "train.batch_size=32", "schedule=constant"]
+    for name, limit in (("within", "train.max_steps=1"), ("end", "train.epochs=1")):
+        train(tmp_path / name, *files, limit)
+    monkeypatch.setattr(Files, "moved", True)
+    with error("labels of the training set", "epoch's end"):
+        train(tmp_path / "within", *files)
+    monkeypatch.setattr(Files, "length", 96)
+    with error(r"\b64\b", r"\b96\b"):
+        train(tmp_path / "within", *files)
+    train(tmp_path / "end", *files)
+    assert "dataset_length is 96, was 64" in caplog.text and checkpoint(tmp_path / "end")["step"] == 2 + 3
+    monkeypatch.setattr(Files, "moved", False)
+    train(tmp_path / "end", *files, "train.epochs=3")
+    assert "labels of the training set, or their order, have changed" in caplog.text
