@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from loaders import Preloader, WorkerLoader
+from loaders import Accelerator, Preloader, WorkerLoader
 
 pytestmark = pytest.mark.cuda
 
@@ -81,6 +81,18 @@ def count_mismatches(loader: Preloader, batches: int) -> torch.Tensor:
 def test_every_batch_is_whole_and_in_its_place(method, depth, batches):
     with make(depth, method, pin_memory=depth == 3) as loader:
         assert count_mismatches(loader, batches).item() == 0
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_a_preloader_gets_page_locked_batches_and_nobody_else(method):
+    with WorkerLoader(Pattern(), ROWS, seed=0, num_workers=2, worker_method=method) as loader:
+        iterator, borrower = iter(loader), Accelerator("cuda")
+        for _ in range(BATCHES // 2):
+            lent = iterator.lend(borrower)
+        assert lent["image"].is_pinned()
+        copy = lent["image"].cuda(non_blocking=True)
+        assert torch.equal(copy, images_of(torch.arange(BATCHES // 2 * ROWS)[-ROWS:].cuda()))
+        assert not any(batch["image"].is_pinned() for batch in iterator)
 
 
 @pytest.fixture
