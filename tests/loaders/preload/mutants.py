@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 COPY = "loaders/preload/device_copy.py"
 HOLD, DONE = "self._held.append(Held(batch))", "self._note_done(done)"
-MOVE = '            with self._timed("copy", batch_id):\n                prepared = move(batch, self._to_device)\n'
+MOVE = "            prepared = move(batch, self._to_device)\n"
 EARLY = "            early = self.stream and self.stream.record_event()\n"
 RECORD = "tensor.record_stream(consumer)"
 FINALLY = "        finally:  # after an error too"
@@ -59,7 +59,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "a resident set is freed while it is read": [("loaders/resident_loader.py", "part.record_stream(", "(")],
     "times are read too early": [("loaders/timeline.py", "            later.event.synchronize()\n", "")],
-    "unlocked before the copy is done": [(SLOTS, "        for slot in free:", UNLOCK + "        for slot in free:")],
+    "unlocked before the copy is done": [(SLOTS, "        self._taken += 1\n", UNLOCK + "        self._taken += 1\n")],
     "a larger batch is not locked": [(LOCKS, " and lock.size >= size", "")],
     "pages are given back while they are locked": [(SLOTS, "page_locks.unlock(self._address)", "pass")],
     "slots are unmapped while they are locked": [(SLOTS, "page_locks.unlock(address, size)", "pass")],
