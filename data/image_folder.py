@@ -1,17 +1,21 @@
 """ImageFiles: samples in image files, JPEGs and others. ImageFolder: one folder per class."""
 
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data.errors import DataError, printable
-from data.images.crops import CroppedDataset
-from data.images.decoding import image_errors
+from data.errors import DataError, check_choice, printable
+from data.images.cache import Cache
+from data.images.crops import CroppedDataset, File
+from data.images.decoding import image_errors, whole
+from data.images.pack import VERSION, shrunk
 
 log = logging.getLogger(__name__)
 
@@ -22,16 +26,61 @@ is_hidden = re.compile(r"(?:^|/)\.(?!\.?(?:/|$))").search  # whether any part of
 
 
 class ImageFiles(CroppedDataset):
-    """Samples that are files of images: a subclass sets `classes`, and `labels`, and defines `path`."""
+    """Samples that are files of images: a subclass sets `classes`, and `labels`, defines `path`, and opens the cache.
+
+    cache: "ram" or "disk": each image is stored when it is first read, for the processes of this machine, and with
+    "disk" for later runs (data/images/cache.py). It is resized then if its shorter side has more than `cache_side`
+    pixels; None: as many as a test sample needs. cache_dir, cache_gb: the folder, and the most gigabytes.
+    """
+
+    def __init__(
+        self,
+        train: bool,
+        cache: str | None = None,
+        cache_side: int | None = None,
+        cache_dir: str | None = None,
+        cache_gb: float | None = None,
+        **crops: Any,
+    ) -> None:
+        super().__init__(train, **crops)
+        if cache is not None:
+            check_choice("data.cache", cache, ("ram", "disk"))
+        self.cache_side = self.shorter_side if cache_side is None else cache_side
+        if not isinstance(self.cache_side, int) or self.cache_side < 1:
+            raise DataError(f"data.cache_side={cache_side} must be a whole number, at least 1")
+        self._cache_options = cache, cache_dir, cache_gb
+        self._cache: Cache | None = None
+
+    def open_cache(self) -> None:
+        """Opens data.cache for the files that `path` names. A subclass calls it when it knows them."""
+        kind, folder, gigabytes = self._cache_options
+        if kind is not None:
+            key = blake2b(f"{VERSION} {self.cache_side} {self.interpolation}".encode(), digest_size=12)
+            key.update(os.fsencode(os.path.abspath(self.path(0))))  # the others may be relative, too
+            for index in range(len(self)):
+                key.update(os.fsencode(self.path(index)) + b"\n")
+            self._cache = Cache(kind, folder, key.hexdigest(), len(self), gigabytes)
 
     def path(self, index: int) -> str:
         """The path of the sample's file."""
         raise NotImplementedError
 
-    def encoded(self, index: int) -> tuple[bytes, str]:
+    def encoded(self, index: int) -> File:
+        """The bytes of the file, or with a cache its pixels (H, W, 3) as they are stored, and its path."""
         path = self.path(index)
-        with image_errors(path), open(path, "rb", buffering=0) as file:
-            return file.read(), path
+        row = index % len(self)
+        with image_errors(path):
+            image = None if self._cache is None else self._cache.read(row, path, os.stat(path))
+            if image is not None:
+                return image, path
+            with open(path, "rb", buffering=0) as file:
+                stat = os.fstat(file.fileno())
+                data = file.read()
+        if self._cache is None:
+            return data, path
+        image = shrunk(self.decoded(data, path, whole, math.inf), self.cache_side, self.interpolation)
+        self._cache.store(row, path, stat, image)
+        return image, path
 
 
 class ImageFolder(ImageFiles):
@@ -63,6 +112,7 @@ class ImageFolder(ImageFiles):
         say_left_out(self.folder, others)
         self.files = np.concatenate(files)
         self.labels = np.repeat([self.classes.index(name) for name in present], list(map(len, files)))
+        self.open_cache()
 
     def path(self, index: int) -> str:
         return f"{self.folder}/{self.classes[self.labels[index]]}/{os.fsdecode(self.files[index])}"

@@ -3,6 +3,7 @@
     python extras/benchmarks/bench_images.py --workload jpeg --data-root DIR   # DIR/train/CLASS/*.jpg (or made-up)
     python extras/benchmarks/bench_images.py --workload evaluation             # resized, and the middle cut out
     python extras/benchmarks/bench_images.py --workload packed                 # packed with extras/packed
+    python extras/benchmarks/bench_images.py --workload cached                 # data.cache=ram, and that pack again
     python extras/benchmarks/bench_images.py --workload decoders --workers 1   # a row for each installed decoder
 
 `torch-tv` is the stock DataLoader with torchvision's decoder instead of Pillow. The other rows and the columns are
@@ -53,6 +54,15 @@ def packed(root: Path, temporary: Path) -> dict[str, Maker]:
     return loader_rows(open_pack(temporary / "pack"), stock_pictures(root / "train", TRAINING), 64)
 
 
+def cached(root: Path, temporary: Path) -> dict[str, Maker]:
+    make_pack(root, temporary / "pack")
+    images = ImageFolder(True, root, cache="ram", cache_dir=str(temporary / "cache"))
+    for index in range(len(images)):  # the first epoch
+        images.encoded(index)
+    datasets = {"packed": open_pack(temporary / "pack"), "cached": images}
+    return {name: loader_rows(dataset, {}, 64)["workers"] for name, dataset in datasets.items()}
+
+
 def decoders(root: Path, _: Path) -> dict[str, Maker]:
     installed = ["pillow"]
     for name in DECODERS:
@@ -63,12 +73,13 @@ def decoders(root: Path, _: Path) -> dict[str, Maker]:
 
 
 WORKLOADS: dict[str, Callable[[Path, Path], dict[str, Maker]]] = {
-    one.__name__: one for one in (jpeg, evaluation, packed, decoders)
+    one.__name__: one for one in (jpeg, evaluation, packed, cached, decoders)
 }
 DOCUMENTED: dict[str, dict[str, float]] = {  # the ratios in docs/benchmarks.md, with two workers on two idle cores
     "jpeg": {"torch": 1, "torch-tv": 1.4, "workers": 2.3, "workers-plain": 2.1, "threads": 2.1, "threads-plain": 2.0},
     "packed": {"torch": 1, "workers": 18.0, "workers-plain": 14.0, "threads": 14.8, "threads-plain": 10.9},
     "evaluation": {},
+    "cached": {},
     "decoders": {},
 }
 

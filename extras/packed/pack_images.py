@@ -33,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.errors import DataError
 from data.image_folder import ImageFolder
-from data.images.crops import resized, with_shorter_side
 from data.images.decoding import whole
-from extras.packed.packed import VERSION, Packed, entry_type, shard_name
+from data.images.pack import VERSION, entry_type, shard_name, shrunk
+from extras.packed.packed import Packed
 from loaders import WorkerLoader
 from scripts.command import parser, run_script
 from training.files import replacing, write_whole
@@ -67,10 +67,9 @@ class StoredImages:
         shorter = min(height, width, self._short_side or width)
         if self._format == "jpeg" and shorter == min(height, width):
             return data, 0, 0
-        width, height = with_shorter_side((width, height), shorter)
-        array = resized(pixels, (width, height)).permute(1, 2, 0).contiguous().numpy()
+        array = shrunk(pixels, shorter)
         if self._format == "raw":
-            return array.tobytes(), height, width
+            return array.tobytes(), array.shape[0], array.shape[1]
         file = io.BytesIO()
         Image.fromarray(array).save(file, "JPEG", quality=self._quality)
         return file.getvalue(), 0, 0

@@ -14,27 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from data.errors import DataError, explained
 from data.images.crops import CroppedDataset
-from data.images.decoding import Crop
+from data.images.pack import VERSION, shard_name
 
-VERSION = 2
 HOW = "make one with `python extras/packed/pack_images.py IMAGES PACK`"
-
-
-def entry_type(name_length: int) -> np.dtype:
-    """The dtype of an index: an image's shard, offset, size, label, checksum (CRC-32) and file name.
-
-    number: the image's index in the folder that was packed. height and width are 0 for an image file.
-    """
-    numbers = [(name, "<u4") for name in ("shard", "number", "bytes", "height", "width", "label", "crc32")]
-    return np.dtype([("offset", "<u8"), *numbers, ("name", f"S{name_length}")])
-
-
-def shard_name(split: str, number: int) -> str:
-    return f"{split}-{number:05}.bin"
 
 
 class Packed(CroppedDataset):
@@ -71,12 +56,6 @@ class Packed(CroppedDataset):
         if entry["height"]:
             return data.reshape(entry["height"], entry["width"], 3), ""  # cutting a box out of them cannot fail
         return data.tobytes(), f"{name_in(entry)} in {self.folder}"
-
-    def decoded(self, data: bytes | np.ndarray, name: str, crop: Crop, enough: float) -> torch.Tensor:
-        if isinstance(data, bytes):
-            return super().decoded(data, name, crop, enough)
-        left, top, right, bottom = crop((data.shape[1], data.shape[0]))
-        return torch.from_numpy(data[top:bottom, left:right].copy()).permute(2, 0, 1)
 
     def verified(self, index: int) -> np.ndarray:
         """The bytes of an image, uint8 (N,), read-only. Raises DataError if they have changed since it was packed."""

@@ -1,0 +1,156 @@
+"""data.cache: decoded images that the processes of a machine share, in memory or in a file, for later epochs.
+
+Invariant: each image is written to bytes that no other writer has, because the cache's end moves on, under a lock,
+before it is written. Its record is written last: the file's size and time of change, a checksum of the image, and one
+of the record and the file's path. So what a killed writer, a full disk or a changed file leaves behind is not used:
+the record does not match, and the image is read from its file. It is then resized in the same way, so that a sample
+does not depend on what is stored.
+"""
+
+import logging
+import mmap
+import os
+import shutil
+import struct
+import weakref
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from errno import ENOSPC
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.errors import DataError, explained
+from loaders.machine import available_memory, local_ranks
+
+with suppress(ImportError):  # not on Windows
+    import fcntl
+
+log = logging.getLogger(__name__)
+
+ROOM = struct.Struct("<QQ")  # where the next image is written, and where the cache ends
+RECORD = struct.Struct("<QQQIIII")  # offset, the file's size and time, height, width, two checksums
+SHARE_OF_MEMORY = 0.25  # of the available memory, for the training and the test set each
+SHARE_OF_DISK = 0.9  # of the free space
+FOLDER = "~/.cache/training_images"
+
+
+class Cache:
+    """Room for `count` images, which this process makes, or which others on this machine have made.
+
+    kind: "ram" or "disk". folder: where the file is, or a link to the memory; None: FOLDER. name: of the set of files
+    and of how they are stored. gigabytes: its limit; None: a share of what is free. Raises DataError if it is not
+    possible here.
+    """
+
+    def __init__(
+        self, kind: str, folder: str | None, name: str, count: int, gigabytes: float | None, is_copy: bool = False
+    ) -> None:
+        self._arguments = kind, folder, name, count, gigabytes
+        self._verified = np.zeros(count, np.uint64)  # for each image, where this process has verified its checksum
+        if not hasattr(os, "memfd_create"):
+            raise DataError(f"data.cache={kind}: it needs Linux; set it to null")
+        path = Path(folder or FOLDER).expanduser()
+        with explained(f"data.cache={kind}: {path} cannot be used", "set data.cache_dir to a folder of this machine"):
+            path.mkdir(parents=True, exist_ok=True)
+            with (path / f"{name}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if kind == "ram":
+                    self._fd = shared_memory(path / f"{name}-{os.uname().nodename}.ram")
+                else:
+                    self._fd = os.open(path / f"{name}.disk", os.O_RDWR | os.O_CREAT, 0o666)
+                weakref.finalize(self, os.close, self._fd)
+                begin = ROOM.size + count * RECORD.size
+                if not is_copy or os.fstat(self._fd).st_size < begin:
+                    self._set_limit(begin, path)
+            self._map = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
+
+    def _set_limit(self, begin: int, path: Path) -> None:
+        kind, _, _, _, gigabytes = self._arguments
+        with self._locked() as (end, _):
+            end = max(end, begin)
+            if gigabytes is not None:
+                limit = int(gigabytes * 1e9)
+            elif kind == "ram":
+                limit = end + int(SHARE_OF_MEMORY * (available_memory() or 0) * local_ranks())
+            else:
+                limit = end + int(SHARE_OF_DISK * shutil.disk_usage(path).free)
+            os.ftruncate(self._fd, max(begin, limit, os.fstat(self._fd).st_size))  # what is not written takes no space
+            os.pwrite(self._fd, ROOM.pack(end, limit), 0)
+
+    @contextmanager
+    def _locked(self) -> Iterator[tuple[int, int]]:
+        """In the block no other process or thread moves the end. Yields the end and the limit."""
+        # A lock belongs to an opened file, which forked processes and threads would share: so it is opened anew.
+        with open(f"/proc/self/fd/{self._fd}", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            end, limit = ROOM.unpack(os.pread(self._fd, ROOM.size, 0).ljust(ROOM.size, b"\0"))
+            yield end, limit
+
+    def read(self, index: int, path: str, stat: os.stat_result) -> np.ndarray | None:
+        """The image (H, W, 3) of the file at `path`, if it was stored and the file is as it was, as `stat` says."""
+        start = ROOM.size + index * RECORD.size
+        data = self._map[start : start + RECORD.size]
+        offset, *_, height, width, checksum, _ = RECORD.unpack(data)
+        if data != record(path, stat, offset, height, width, checksum):
+            return None
+        size = height * width * 3
+        if offset + size > len(self._map):  # the cache has grown since this process opened it
+            return None
+        image = np.frombuffer(self._map, np.uint8, size, offset)
+        if self._verified[index] != offset:
+            if zlib.crc32(image.data) != checksum:
+                return None
+            self._verified[index] = offset
+        return image.reshape(height, width, 3)
+
+    def store(self, index: int, path: str, stat: os.stat_result, image: np.ndarray) -> None:
+        """Stores the image of a file that was as `stat` says before it was read. It is logged if there is no room."""
+        try:
+            with self._locked() as (end, limit):
+                if end >= limit:
+                    return
+                if end + image.nbytes > limit:
+                    raise OSError(ENOSPC, "data.cache_gb, or its share of what was free, is used up")
+                os.pwrite(self._fd, ROOM.pack(end + image.nbytes, limit), 0)
+            write(self._fd, end, image.data.cast("B"))
+            data = record(path, stat, end, image.shape[0], image.shape[1], zlib.crc32(image.data))
+            write(self._fd, ROOM.size + index * RECORD.size, memoryview(data))
+        except OSError as error:
+            self._say_full(str(error.strerror))
+
+    def _say_full(self, reason: str) -> None:
+        with suppress(OSError), self._locked() as (end, limit):
+            os.pwrite(self._fd, ROOM.pack(end, end), 0)
+            if end < limit:
+                log.warning("data.cache: %s: it is full, and further images are read from their files", reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cache, (*self._arguments, True)
+
+
+def shared_memory(link: Path) -> int:
+    """The descriptor of the memory that `link` leads to, if a process still has it, or of new memory."""
+    name = f"images-{link.stem}"
+    with suppress(OSError):  # the process that made it has ended
+        if os.readlink(os.readlink(link)).startswith(f"/memfd:{name} "):
+            return os.open(link, os.O_RDWR)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    link.unlink(missing_ok=True)
+    link.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
+    return fd
+
+
+def record(path: str, stat: os.stat_result, offset: int, height: int, width: int, checksum: int) -> bytes:
+    """The record of an image. The time is that of the last change, which nobody can set, unlike the modification's."""
+    fields = offset, stat.st_size, stat.st_ctime_ns, height, width, checksum
+    own = zlib.crc32(os.fsencode(path), zlib.crc32(RECORD.pack(*fields, 0)))
+    return RECORD.pack(*fields, own)
+
+
+def write(fd: int, offset: int, data: memoryview) -> None:
+    while data:
+        count = os.pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count

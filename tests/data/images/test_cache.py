@@ -1,0 +1,278 @@
+"""data.cache: never a wrong image, whatever happens to the cache and to the files."""
+
+import logging
+import os
+import pickle
+import signal
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.errors import DataError
+from data.image_folder import ImageFolder
+from data.images.cache import RECORD, ROOM
+from data.images.decoding import whole
+from loaders import WorkerLoader
+from tests.configs import checkpoint, composed, differences, stop
+from tests.data.contract import ImageDataset
+from train import run
+from training.stopping import Stopped
+
+ROOT = Path(__file__).resolve().parents[3]
+COUNT = 12  # training images
+
+
+def write_noise(path, seed, size=(60, 45)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(seed).integers(256, size=(*size[::-1], 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+
+
+@pytest.fixture
+def images(tmp_path):
+    for split, count in (("train", COUNT), ("val", 4)):
+        for number in range(count):
+            write_noise(tmp_path / "images" / split / "ab"[number % 2] / f"{number:02}.png", number)
+    return tmp_path / "images"
+
+
+@pytest.fixture(params=["ram", "disk"])
+def make(images, tmp_path, request):
+    arguments = {"image_size": 16, "cache_side": 30, "cache_dir": str(tmp_path / "cache")}
+    return partial(ImageFolder, root=images, cache=request.param, **arguments)
+
+
+def image(dataset, index):
+    """The whole image as it is cropped, and the bytes on which it lies."""
+    return dataset.decoded(*dataset.encoded(index), whole, float("inf"))
+
+
+def stored(dataset):
+    """The samples that the cache has."""
+    paths = [dataset.path(index) for index in range(len(dataset))]
+    return [row for row, path in enumerate(paths) if dataset._cache.read(row, path, os.stat(path)) is not None]
+
+
+def everything(dataset):
+    return torch.stack([image(dataset, index) for index in range(len(dataset))])
+
+
+@pytest.fixture
+def uncached(make, tmp_path):
+    """The same images, of which none is stored."""
+    return partial(make, cache_gb=0, cache_dir=str(tmp_path / "none"))(True)
+
+
+class TestCached(ImageDataset):
+    yaml = ROOT / "conf" / "data" / "image_folder.yaml"
+
+    @pytest.fixture
+    def make(self, make):
+        return make
+
+
+def test_an_image_is_the_same_when_it_is_first_read_and_later(make):
+    dataset = make(True)
+    first = everything(dataset)
+    assert first.shape == (COUNT, 3, 30, 40) and stored(dataset) == [*range(COUNT)]
+    assert torch.equal(everything(dataset), first)
+    assert torch.equal(everything(pickle.loads(pickle.dumps(dataset))), first)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        sample = dataset[-1]
+        torch.manual_seed(1)
+        assert torch.equal(dataset[COUNT - 1]["image"], sample["image"])
+
+
+def test_a_file_is_decoded_once_for_all_workers_and_epochs(make, monkeypatch, tmp_path):
+    decoded = ImageFolder.decoded
+    log = tmp_path / "decoded"
+
+    def counted(self, data, *arguments):
+        if isinstance(data, bytes):
+            with log.open("a") as file:
+                file.write("x")
+        return decoded(self, data, *arguments)
+
+    monkeypatch.setattr(ImageFolder, "decoded", counted)
+    with WorkerLoader(make(True), 3, seed=0, num_workers=2) as loader:
+        for _ in range(3):
+            list(loader)
+    assert log.read_text() == "x" * COUNT
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"num_workers": 2},
+        {"num_workers": 0},
+        {"num_workers": 2, "worker_method": "thread"},
+        pytest.param({"num_workers": 1, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+        pytest.param({"num_workers": 1, "multiprocessing_context": "forkserver"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_batches_are_the_same_in_every_epoch_with_every_kind_of_worker(make, uncached, how):
+    dataset = make(True)
+    with WorkerLoader(uncached, 4, shuffle=True, seed=3, num_workers=0) as loader:
+        epochs = [[batch["image"].clone() for batch in loader] for _ in range(2)]
+    with WorkerLoader(dataset, 4, shuffle=True, seed=3, **how) as loader:
+        for epoch in epochs:
+            for batch, other in zip(loader, epoch, strict=True):
+                assert torch.equal(batch["image"], other)
+    assert stored(dataset) == [*range(COUNT)], "the workers wrote into the memory of this process"
+
+
+def test_processes_that_start_apart_share_one_cache_while_one_has_it(make):
+    first, second = make(True), make(True)
+    everything(first)
+    assert stored(second) == stored(pickle.loads(pickle.dumps(first))) == [*range(COUNT)]
+
+
+def test_only_a_disk_keeps_it_for_later_runs(make):
+    everything(make(True))
+    kind = make.keywords["cache"]
+    assert stored(make(True)) == ([] if kind == "ram" else [*range(COUNT)])
+    assert stored(partial(make, cache_side=20)(True)) == [], "other sizes are another cache"
+
+
+@pytest.mark.parametrize("change", ["content", "content, with the time of before", "size"])
+def test_a_changed_file_is_read_again(make, uncached, change):
+    dataset = make(True)
+    before = everything(dataset)
+    path = Path(dataset.path(4))
+    stat = path.stat()
+    other = path.read_bytes()
+    write_noise(path, 99, (80, 60) if change == "size" else (60, 45))
+    assert path.read_bytes() != other
+    if "time" in change:
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    for _ in range(2):
+        after = everything(dataset)
+        assert [*(after != before).flatten(1).any(1).nonzero().flatten()] == [4]
+        assert torch.equal(after[4], everything(uncached)[4])
+    assert stored(dataset) == [*range(COUNT)]
+
+
+def test_what_does_not_fit_is_read_from_its_file_which_is_said_once(make, uncached, caplog):
+    size = 30 * 40 * 3
+    dataset = partial(make, cache_gb=3.5 * size / 1e9)(True)
+    expected = everything(uncached)
+    for _ in range(2):
+        assert torch.equal(everything(dataset), expected)
+    assert stored(dataset) == [0, 1, 2]
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "data.cache: data.cache_gb, or its share of what was free, is used up: "
+        "it is full, and further images are read from their files"
+    ]
+
+
+def test_a_full_disk_is_said_once_and_images_are_right(make, uncached, caplog, monkeypatch):
+    dataset = make(True)
+    pwrite, calls = os.pwrite, []
+
+    def full(fd, data, offset):
+        if len(data) > 1000:
+            calls.append(offset)
+            if len(calls) % 2 == 0:
+                raise OSError(28, "No space left on device")
+            return pwrite(fd, data[:1000], offset)  # a part
+        return pwrite(fd, data, offset)
+
+    expected = everything(uncached)
+    monkeypatch.setattr(os, "pwrite", full)
+    for _ in range(2):
+        assert torch.equal(everything(dataset), expected)
+    assert stored(dataset) == []
+    assert len(calls) == 2 and caplog.text.count("No space left on device: it is full") == 1
+
+
+@pytest.mark.parametrize("at", ["pixels", "record"])
+def test_an_interrupted_or_killed_writer_leaves_nothing_that_is_used(make, uncached, monkeypatch, at):
+    dataset = make(True)
+    expected = everything(uncached)
+    pwrite = os.pwrite
+
+    def interrupted(fd, data, offset):
+        if (len(data) > 1000) == (at == "pixels") and len(data) != 16:
+            pwrite(fd, data[: len(data) // 2], offset)
+            raise KeyboardInterrupt
+        return pwrite(fd, data, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", interrupted)
+        for index in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                image(dataset, index)
+    assert stored(dataset) == []
+    for _ in range(2):
+        assert torch.equal(everything(dataset), expected)
+
+
+def test_pixels_that_were_damaged_in_the_cache_are_not_used(make, images):
+    dataset = make(True)
+    expected = everything(dataset)
+    other = make(True)
+    cache = dataset._cache
+    offset, *_ = RECORD.unpack_from(cache._map, ROOM.size + 5 * RECORD.size)
+    os.pwrite(cache._fd, b"\x00" * 50, offset + 1000)
+    assert 5 not in stored(other)
+    assert torch.equal(everything(other), expected)
+
+
+def test_writers_that_are_killed_at_any_time_leave_no_wrong_image(make, uncached):
+    dataset, expected = make(True), everything(uncached)
+    for round in range(6):
+        pids, end = [], os.pipe()
+        for seed in range(3):
+            pids.append(os.fork())
+            if pids[-1] == 0:
+                try:
+                    for index in np.random.default_rng([round, seed]).permutation(COUNT):
+                        dataset.encoded(int(index))
+                        os.write(end[1], b"x")
+                    signal.pause()
+                finally:
+                    os._exit(0)
+        os.read(end[0], 1 + round)  # some have stored an image, others are writing one
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for fd in end:
+            os.close(fd)
+        reader = make(True)
+        for row in stored(reader):
+            assert torch.equal(image(reader, row), expected[row])
+    assert torch.equal(everything(dataset), expected)
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped_with_and_without_what_was_stored(images, tmp_path):
+    cached = [
+        *("data=image_folder", f"data.root={images}", "data.image_size=16", "data.cache_side=30", "model=linear"),
+        *("train.batch_size=4", "train.epochs=3", "train.warmup_epochs=0", "callbacks/standard=[best]"),
+        *("data.cache=disk", f"data.cache_dir={tmp_path / 'cache'}", "loader=workers", "device=cpu"),
+    ]
+    run(composed(*cached, "loader.num_workers=2"), tmp_path / "whole")
+    with pytest.raises(Stopped):
+        run(composed(*cached, *stop(4), "loader.num_workers=1"), tmp_path / "stopped")
+    for file in (tmp_path / "cache").iterdir():
+        file.unlink()
+    run(composed(*cached, "loader.num_workers=0"), tmp_path / "stopped")
+    assert differences(checkpoint(tmp_path / "stopped")["model"], checkpoint(tmp_path / "whole")["model"]) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"cache": "yes"}, "data.cache=yes: use one of ram, disk"),
+        ({"cache_side": 0}, "data.cache_side=0 must be a whole number, at least 1"),
+        ({"cache_dir": "/proc/none"}, "data.cache=disk: /proc/none cannot be used .*; set data.cache_dir to a folder"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_a_sentence(images, arguments, words):
+    with pytest.raises(DataError, match=words):
+        ImageFolder(True, images, **{"cache": "disk", **arguments})
