@@ -2,13 +2,16 @@
 
     python extras/benchmarks/bench_device.py --model resnet50 # 224x224, batches of 256, bf16, channels last
     python extras/benchmarks/bench_device.py --model small_cnn --workers 8 # 32x32, batches of 1024: short steps
+    python extras/benchmarks/bench_device.py --model none # no network: how fast batches reach the GPU
     python extras/benchmarks/bench_device.py --modelled 25 100 # without a GPU: 25 GB/s, 100 ms per step
     python extras/benchmarks/bench_device.py --tiny # almost no work, to see that everything runs
 
 The rows of the table are loaders:
-- `limit`: one normalised batch that stays on the device: the training speed if data cost nothing;
+- `limit`: one normalised batch that stays on the device: the training speed if data cost nothing; with --model none,
+  what the link carries: page-locked batches, copied one after the other and not normalised;
 - `ready`: page-locked batches made beforehand, through the Preloader: its gap to `limit` is the Preloader's cost;
 - `torch`: the stock DataLoader with pinned memory and asynchronous copies;
+- `predata`, `timm` (if it is installed): the idea of PreDataLoader, and timm's PrefetchLoader, over that DataLoader;
 - `workers` and `prefetch`: build_loader's, without and with the preloader's thread.
 
 The rows take turns of --steps steps each, in three rounds, and the medians are compared. Samples are made-up bytes.
@@ -24,7 +27,8 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,20 +42,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.synthetic import Synthetic
 from data.transform import Normalize
+from extras.benchmarks.device_peers import Pairs, PreDataLoader, timm_batches
 from loaders import Accelerator, LoaderConfig, Preloader, StepTimer, build_loader, chosen_device
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
 from scripts.bench_harness import ROUNDS, Columns, Row, in_turns, parser, report
 from scripts.command import run_script
 from training.config import ConfigError
+from training.figure import INK, new_figure, png
 
-LOADERS = ("limit", "ready", "torch", "workers", "prefetch")
+LOADERS = ("limit", "ready", "torch", "predata", "timm", "workers", "prefetch")
 READY = 4  # batches made beforehand, used again and again
 
 # For each model: its constructor, pixels per side, classes, batch size, steps per turn.
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
     "resnet50": (lambda: resnet("resnet50", 1000, 3, small_images=False), 224, 1000, 256, 100),
     "small_cnn": (lambda: SmallCNN(10, 3, width=64), 32, 10, 1024, 300),
+    "none": (nn.Identity, 224, 1000, 256, 200),
     "tiny": (lambda: SmallCNN(10, 3), 32, 10, 8, 3),
 }
 COLUMNS: Columns = (
@@ -92,6 +99,7 @@ class Bench:
         self.make_model, size, classes, its_batch_size, its_steps = MODELS[model]
         self.batch_size, self.steps = batch_size or its_batch_size, steps or its_steps
         self.workers, self.device, self.accelerator = workers, device, Accelerator(device)
+        self.dtype = torch.bfloat16 if self.accelerator.has_bf16() else torch.float32
         self.warmup_steps = 3 * workers + 2
         self.batches = 2 * ROUNDS * (self.steps + self.warmup_steps)  # more than are used, so that no epoch ends
         self.dataset = Synthetic(True, self.batch_size * self.batches, image_size=size, num_classes=classes)
@@ -100,14 +108,14 @@ class Bench:
 
     def rows(self) -> list[Row]:
         """Measures the loaders in turns."""
-        dtype = torch.bfloat16 if self.accelerator.has_bf16() else torch.float32
-        normalize = Normalize(self.dataset.mean, self.dataset.std, dtype)
+        normalize = Normalize(self.dataset.mean, self.dataset.std, self.dtype)
+        names = [name for name in LOADERS if name != "timm" or find_spec("timm")]
         with ExitStack() as cleanup:
-            batches = {name: iter(cleanup.enter_context(self.loader(name, normalize))) for name in LOADERS}
-            step = training_step(self.make_model(), self.device)
+            batches = {name: iter(cleanup.enter_context(self.loader(name, normalize))) for name in names}
+            step = first_numbers if self.model == "none" else training_step(self.make_model(), self.device)
             for _ in range(self.warmup_steps):  # cuDNN searches for the fastest kernels outside of all turns
                 step(next(batches["limit"]))
-            rows = in_turns(LOADERS, lambda name: self.turn(step, batches[name]))
+            rows = in_turns(names, lambda name: self.turn(step, batches[name]))
         for row in rows:
             row["ratio_to_limit"] = row["steps_per_second"] / rows[0]["steps_per_second"]
         return rows
@@ -120,21 +128,41 @@ class Bench:
         print(f"a batch takes {1000 * host:.2f} ms on the host; its copy {1000 * copy:.2f} ms")
         return [{"depth": depth, "hidden": hidden_share(copy, step_seconds, host, depth)} for depth in (0, 1, 2, 4)]
 
-    def loader(self, name: str, transform: Callable[[Any, Any], Any] | None) -> Preloader:
+    def loader(self, name: str, transform: Any) -> AbstractContextManager[Any]:
         """The loader of a row. It delivers batches on the device, transformed."""
+        if name == "limit" and self.model == "none":
+            return Preloader(self.ready_batches() * (self.batches // READY), self.device, 0)
         if name == "limit":
             batch = next(Preloader(self.ready_batches(), self.device, 0, transform))
             return Preloader([batch] * self.batches, self.device, 0)
         if name == "ready":
             return Preloader(self.ready_batches() * (self.batches // READY), self.device, 2, transform)
-        settings: dict[str, Any] = {"batch_size": self.batch_size, "shuffle": True, "drop_last": True}
         if name == "torch":
-            settings |= {"num_workers": self.workers, "persistent_workers": True, "multiprocessing_context": "fork"}
-            dataset: Any = self.dataset
-            stock: DataLoader[Any] = DataLoader(dataset, pin_memory=self.accelerator.has_streams, **settings)
-            return Preloader(stock, self.device, 0, transform)  # which copies asynchronously
+            return Preloader(self.stock(self.dataset), self.device, 0, transform)  # which copies asynchronously
+        if name == "predata":
+            return PreDataLoader(self.stock(self.dataset), self.device, transform)
+        if name == "timm":
+            from timm.data.loader import fast_collate
+
+            stock = self.stock(Pairs(self.dataset), fast_collate)
+            return nullcontext(timm_batches(stock, self.dataset, self.device, self.dtype))
+        settings: dict[str, Any] = {"batch_size": self.batch_size, "shuffle": True, "drop_last": True}
         config = LoaderConfig(name, num_workers=self.workers, preload_depth=2 if name == "prefetch" else 0)
         return build_loader(config, self.dataset, seed=0, device=self.device, transform=transform, **settings)
+
+    def stock(self, dataset: Any, collate: Any = None) -> DataLoader[Any]:
+        """torch's DataLoader, with pinned memory."""
+        return DataLoader(
+            dataset,
+            self.batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=self.workers,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+            pin_memory=self.accelerator.has_streams,
+            collate_fn=collate,
+        )
 
     def ready_batches(self) -> list[dict[str, torch.Tensor]]:
         """Batches on the host, page-locked for a GPU. Each is one block of memory, which takes a single copy."""
@@ -175,6 +203,23 @@ def training_step(model: nn.Module, device: torch.device) -> Callable[[dict[str,
     return step
 
 
+def first_numbers(batch: dict[str, torch.Tensor]) -> None:
+    """Reads the batch, and does almost nothing."""
+    batch["image"].flatten()[0].add(batch["label"][0])
+
+
+def draw(rows: list[Row], title: str) -> bytes:
+    """A PNG with a bar for each row."""
+    figure = new_figure(title, 11, 1 + 0.34 * len(rows))
+    axes = figure.subplots()
+    speeds = [row["images_per_second"] for row in rows]
+    bars = axes.barh([row["loader"] for row in rows], speeds, color="#08519c")
+    axes.bar_label(bars, fmt="{:,.0f}", padding=3, color=INK)
+    axes.invert_yaxis()  # the first row on top
+    axes.set(xlim=(0, 1.15 * max(speeds)), xlabel="images per second (more is better)")
+    return png(figure)
+
+
 def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--model", default="resnet50", choices=MODELS)
@@ -185,6 +230,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument(
         "--modelled", type=float, nargs=2, metavar=("GB/S", "MS"), help="of a device that is only modelled"
     )
+    options.add_argument("--picture", type=Path, help="draw the rows into this PNG file")
     options.add_argument("--tiny", action="store_true", help="almost no work; the same as --model tiny on the CPU")
     given = options.parse_args(arguments)
     try:
@@ -208,6 +254,8 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         result |= {"device": str(device), "rows": bench.rows()}
         report(f"{title}, on {device}", COLUMNS, result, given.json)
+        if given.picture:
+            given.picture.write_bytes(draw(result["rows"], f"{title}, on {device}"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The benchmarks with almost no work: every row of every workload is measured, and what they write."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -43,14 +44,39 @@ def test_a_workload_is_measured_without_the_stock_loader_too_and_beside_the_docu
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_every_row_is_measured_and_compared_with_the_limit(tmp_path, capsys, device):
     path = tmp_path / "rows.json"
-    bench_device.main(["--tiny", "--device", device, "--workers", "1", "--steps", "2", "--json", str(path)])
+    bench_device.main(
+        [
+            "--tiny",
+            "--device",
+            device,
+            "--workers",
+            "1",
+            "--steps",
+            "2",
+            "--json",
+            str(path),
+            "--picture",
+            str(tmp_path / "rows.png"),
+        ]
+    )
     result, table = json.loads(path.read_text()), capsys.readouterr().out
     assert (result["model"], result["batch_size"], result["num_workers"]) == ("tiny", 8, 1)
-    assert [row["loader"] for row in result["rows"]] == ["limit", "ready", "torch", "workers", "prefetch"]
+    timm = ["timm"] if find_spec("timm") else []
+    loaders = ["limit", "ready", "torch", "predata", *timm, "workers", "prefetch"]
+    assert [row["loader"] for row in result["rows"]] == loaders
+    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
     for row in result["rows"]:
         assert row["images_per_second"] == pytest.approx(8 * row["steps_per_second"]) and 0 <= row["idle"] <= 1
         assert row["loader"] in table
     assert result["rows"][0]["ratio_to_limit"] == 1
+
+
+def test_without_a_network_every_row_says_how_fast_batches_reach_the_device(tmp_path):
+    path = tmp_path / "rows.json"
+    little = ["--batch-size", "4", "--workers", "1", "--steps", "2", "--json", str(path)]
+    bench_device.main(["--model", "none", "--device", "cpu", *little])
+    result = json.loads(path.read_text())
+    assert result["model"] == "none" and all(row["images_per_second"] > 0 for row in result["rows"])
 
 
 def test_a_modelled_device_hides_its_copies_behind_longer_steps(capsys):
