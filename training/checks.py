@@ -61,7 +61,7 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> A
         return collate(found)
     try:
         return default_collate(found)
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         which = f", the second is {dataset.path(1)}" if hasattr(dataset, "path") else ""
         remedy = "set data.collate, or end data.transform with a crop or a resize to one size"
         raise DataError(f"{name}: two samples cannot make a batch ({error}{which}): {remedy}") from error

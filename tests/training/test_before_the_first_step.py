@@ -72,6 +72,10 @@ def fault(name: str) -> list[str]:
     return [f"data._target_={DOORS}.Faulty", f"+data.fault='{name}'"]
 
 
+def formed(form: str) -> list[str]:
+    return [own("data", "Formed"), f"+data.form='{form}'"]
+
+
 def metric(name: str, chosen: str, module: str = __name__) -> list[str]:
     return [f"task.metrics={{m: {{_target_: {module}.{name}}}}}", f"task.metric={chosen}"]
 
@@ -94,6 +98,29 @@ class Late(Images):
     def __getitem__(self, index: int) -> Any:
         image, label = super().__getitem__(index)
         return image, label + 5 * (index == 37)
+
+
+class Formed(Images):
+    """Images of another form."""
+
+    forms = {  # noqa: RUF012
+        "no channel": lambda image: image[..., 0],
+        "channels first": lambda image: image.permute(2, 0, 1),
+        "negative strides": lambda image: image.numpy()[::-1],
+        "doubles": lambda image: image.permute(2, 0, 1).double(),
+    }
+
+    def __init__(self, train: bool, form: str, **options: Any) -> None:
+        super().__init__(train, **options)
+        self.form = form
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return self.forms[self.form](image), label
+
+
+def lazy(num_classes: int, **_: Any) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
 
 
 class Soft(Images):
@@ -120,6 +147,19 @@ NOT_FITTING = {
     "a part of a stream to validate on": (
         [STREAM, "train.steps_per_epoch=2", "data.val_fraction=0.1"],
         [r"data.val_fraction=0\.1: Stream is a stream"],
+    ),
+    "a grey image without a channel": (formed("no channel"), [r"'image' is uint8 \(8, 8\): .* channels last"]),
+    "an image with its channels first": (
+        formed("channels first"),
+        [r"'image' is uint8 \(3, 8, 8\): .* channels last"],
+    ),
+    "an image that is mirrored in place": (
+        formed("negative strides"),
+        ["two samples cannot make a batch", "negative"],
+    ),
+    "doubles for lazy weights": (
+        [*formed("doubles"), own("model", "lazy")],
+        ["Sequential cannot use the first training samples", "dtype"],
     ),
     "no labels to count": (["task.class_weights=balanced"], ["task.class_weights=balanced: Images has no `labels`"]),
     "no samples": (fault("empty"), ["Faulty", "sample"]),
