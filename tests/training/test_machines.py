@@ -1,0 +1,73 @@
+"""train.py on machines that lack something: a run ends well there, or one sentence says what is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.configs import checkpoint
+from tests.training.test_command_line import program
+
+SKIPPED = 77
+NEW_MOUNTS, NEW_PROCESSES = 0x20000, 0x20000000
+PRIVILEGED = f"""
+import ctypes
+libc = ctypes.CDLL(None)
+def mount(kind, folder, options, flags=0):
+    os.makedirs(folder, exist_ok=True)
+    if libc.mount(b"none", os.fsencode(folder), kind, flags, options):
+        sys.exit({SKIPPED})
+def unshare(flag):
+    if libc.unshare(flag) or (flag == {NEW_MOUNTS} and libc.mount(b"none", b"/", None, 1 << 18 | 1 << 14, None)):
+        sys.exit({SKIPPED})
+"""
+NO_USER = """
+import pwd
+def nobody(*_):
+    raise KeyError("no such user")
+pwd.getpwuid = pwd.getpwnam = nobody
+for name in ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME"):
+    os.environ.pop(name, None)
+"""
+FIRST_PROCESS = f"""{PRIVILEGED}
+unshare({NEW_PROCESSES})
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+assert os.getpid() == 1
+"""
+SMALL_MEMORY = f"""{PRIVILEGED}
+unshare({NEW_MOUNTS})
+mount(b"tmpfs", "/dev/shm", b"size=8m")
+"""
+READ_ONLY = f"""{PRIVILEGED}
+unshare({NEW_MOUNTS})
+mount(b"tmpfs", "ours", b"size=1m", 1)
+"""
+ASCII = "sys.stdout, sys.stderr = (open(number, 'w', encoding='ascii', closefd=False) for number in (1, 2))"
+RUNS = {
+    "no home and no user": (NO_USER, []),
+    "no git": ("os.environ['PATH'] = ''", []),
+    "the first process of a container": (FIRST_PROCESS, ["loader=workers", "loader.num_workers=1"]),
+    "8 MB of /dev/shm": (SMALL_MEMORY, ["loader=workers", "loader.num_workers=1"]),
+    "a terminal that shows ASCII alone": (ASCII, ["hydra.run.dir='é'"]),
+    "no SIGUSR1": ("import signal; del signal.SIGUSR1, signal.SIGUSR2", []),
+}
+
+
+@pytest.mark.parametrize("machine", RUNS)
+def test_a_run_ends_well_on_a_machine_with(python, tmp_path: Path, machine: str):
+    before, more = RUNS[machine]
+    done = program(python, tmp_path, before, *more)
+    if done.returncode == SKIPPED:
+        pytest.skip("the kernel does not let this user make such a machine")
+    assert done.returncode == 0 and "Logging error" not in done.stderr, done.stdout + done.stderr
+    (folder,) = (path.parent for path in tmp_path.glob("*/summary.json"))
+    assert checkpoint(folder)["step"] == 2 and json.loads((folder / "summary.json").read_text())["epochs"] == 1
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_done(python, tmp_path):
+    done = program(python, tmp_path, READ_ONLY, "hydra.run.dir=ours/out")
+    if done.returncode == SKIPPED:
+        pytest.skip("the kernel does not let this user mount a file system")
+    assert done.returncode == 1 and "ours cannot be written" in done.stderr and "Traceback" not in done.stderr

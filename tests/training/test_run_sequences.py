@@ -1,0 +1,136 @@
+"""Nets: a run that is stopped, killed, changed, moved and looked at ends with the bits of an undisturbed run.
+
+A run is a sequence of starts. Each ends by a signal, an error or a full disk; settings change between them, and
+callbacks look at batches.
+"""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data.errors import DataError
+from tests.configs import LINEAR, STOP, checkpoint, differences, train
+from tests.training.doors import Stop
+from training.run import Run
+from training.stopping import Stopped
+
+BASE = (LINEAR, STOP, "data.length=96", "data.test_length=16", "train.log_interval=2", "train.clip_norm=1")
+LOOKS = f"+callbacks.looks._target_={__name__}.Looks"
+CHANGES = {
+    "nothing": [],
+    "more checkpoints": ["train.checkpoint_every=1"],
+    "one is kept": ["train.keep_checkpoints=1", "train.checkpoint_every=2"],
+    "a worker": ["loader=workers", "loader.num_workers=1"],
+    "the device keeps the data": ["loader=resident"],
+    "a callback that looks at batches": [LOOKS],
+}
+
+
+class Looks:
+    def on_start(self, run: Run) -> None:
+        next(iter(run.train_loader))
+
+    def on_step(self, run: Run) -> None:
+        if run.trainer.step % 2:
+            next(iter(run.train_loader))
+
+    def on_evaluation(self, run: Run, scores: dict[str, Any]) -> None:
+        next(iter(run.train_loader))
+
+
+@dataclass
+class Start:
+    """A start of the run: how it ends, after how many steps, with which settings, and in which folder it goes on."""
+
+    how: str
+    at: int
+    change: str
+    moves: bool
+
+    def __repr__(self) -> str:
+        where = "another folder" if self.moves else "its folder"
+        return f"Start({self.how} at {self.at}, {self.change}, in {where})"
+
+
+@cache
+def undisturbed(root: Path) -> dict[str, Any]:
+    train(root / "undisturbed", *BASE)
+    return checkpoint(root / "undisturbed")
+
+
+@contextmanager
+def full_disk(is_full: bool) -> Iterator[None]:
+    """In the block no file may become larger than a checkpoint's first part."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if is_full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def newest(folder: Path) -> int:
+    return max((int(path.stem[5:]) for path in folder.glob("checkpoints/step-*.pt")), default=0)
+
+
+def check_sequence(root: Path, starts: list[Start]) -> None:
+    wanted, folder, earlier = undisturbed(root.parent), root / "0", []
+    for number, start in enumerate(starts):
+        saved = newest(folder)
+        if start.moves and saved:
+            earlier = [f"train.resume={folder}"]
+            folder = root / str(number + 1)
+        Stop.at, Stop.how = (0, "") if start.how == "full disk" else (start.at, start.how)
+        try:
+            with full_disk(start.how == "full disk"):
+                train(folder, *BASE, *CHANGES[start.change], *earlier)
+        except Stopped:
+            assert newest(folder) == start.at, "a signal loses no step"
+        except ZeroDivisionError:  # as if it had been killed
+            pass
+        except DataError as error:
+            assert "could not be written" in str(error) and newest(folder) in (0, saved)
+        Stop.at, Stop.how = 0, ""
+        assert all(checkpoint(path.parent, "last") for path in folder.glob("checkpoints/last.pt"))
+    train(folder, *BASE, *earlier)
+    ours = checkpoint(folder)
+    names = ("model", "optimizers", "loader", "step", "means")
+    assert [text for name in names for text in differences(ours[name], wanted[name], name)] == []
+
+
+STARTS = st.builds(
+    Start,
+    how=st.sampled_from(["SIGTERM", "SIGINT", "error", "evaluation", "full disk"]),
+    at=st.integers(1, 6),
+    change=st.sampled_from(list(CHANGES)),
+    moves=st.booleans(),
+)
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        [Start("SIGTERM", 2, "a callback that looks at batches", False), Start("error", 5, "a worker", True)],
+        [Start("full disk", 1, "more checkpoints", False), Start("evaluation", 3, "one is kept", False)],
+    ],
+    ids=str,
+)
+def test_a_sequence_of_starts_ends_with_the_bits_of_the_undisturbed_run(tmp_path_factory, starts):
+    check_sequence(tmp_path_factory.mktemp("sequence"), starts)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(starts=st.lists(STARTS, min_size=1, max_size=4))
+def test_any_sequence_of_starts_ends_with_the_bits_of_the_undisturbed_run(tmp_path_factory, starts):
+    check_sequence(tmp_path_factory.mktemp("sequence"), starts)
