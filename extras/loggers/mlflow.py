@@ -39,15 +39,20 @@ class MLflow(Logger):
         tags = {"sweep": self.sweep.name} if self.sweep else {}
         self._id = self._client.create_run(experiment, run_name=self.run_name, tags=tags).info.run_id
         self.save_id(self._id)
-        self._client.log_batch(self._id, params=[Param(key, str(value)) for key, value in flat(self.config).items()])
+        params = [Param(allowed(key), str(value)) for key, value in flat(self.config).items()]
+        self._client.log_batch(self._id, params=params)
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        allowed = {re.sub(r"[^\w\-. /:]", "_", key): value for key, value in values.items()}  # it refuses acc@1
-        self._client.log_batch(self._id, [Metric(key, value, now, step) for key, value in allowed.items()])
+        self._client.log_batch(self._id, [Metric(allowed(key), value, now, step) for key, value in values.items()])
 
     def finish(self, summary: dict[str, Any] | None) -> None:
         self.metrics(0, numbers(summary or {}, "summary/"))
         self._client.set_terminated(self._id, "FAILED" if summary is None else "FINISHED")
+
+
+def allowed(key: str) -> str:
+    """The key without what MLflow refuses, as in acc@1 or f1(macro), of a score and of a setting."""
+    return re.sub(r"[^\w\-. /:]", "_", key)

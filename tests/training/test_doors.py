@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import WeightedRandomSampler
 
+from data.errors import DataError
 from data.synthetic import Synthetic
 from tests.configs import DOORS, IMAGES, LINEAR, SMALL, STOP, checkpoint, composed, differences, metrics, steps, train
-from tests.training.doors import Spy, Stop, lying
+from tests.training.doors import Images, Spy, Stop, lying
 from training.config import checked
 from training.datasets import Datasets
 from training.stopping import Stopped
@@ -260,3 +261,18 @@ def test_a_later_sample_that_cannot_be_read_ends_the_run_in_its_own_words(tmp_pa
             skips["skipped_samples"] >= 4 and skips["retried_samples"] == 0
         )  # two sets in two epochs, and read-ahead
         assert checkpoint(tmp_path / "skips")["step"] == 8
+
+
+def test_a_workers_error_is_shown_as_its_last_sentence_and_the_log_file_has_all_of_it(command, tmp_path):
+    late = [*SMALL, *IMAGES, f"data._target_={__name__}.Damaged", "loader=workers", "loader.num_workers=1"]
+    shown = command(*late, "hydra.run.dir=out", ends_with=1)
+    assert "sample 37 is damaged" in shown and "Traceback" not in shown and len(shown.splitlines()) < 12, shown
+    log = (tmp_path / "out" / "train.log").read_text()
+    assert "Traceback" in log and "__getitem__" in log
+
+
+class Damaged(Images):
+    def __getitem__(self, index: int) -> Any:
+        if index == 37 and self.train:
+            raise DataError("sample 37 is damaged: remove it")
+        return super().__getitem__(index)

@@ -163,3 +163,8 @@ def test_a_batch_is_cut_into_parts_by_its_samples_also_where_a_field_is_a_list()
     part = rows_of(batch, slice(1, 3), 4)
     assert [field.tolist() for field in part["image"]] == [[1, 2], [10, 20]]
     assert part["names"] == ["b", "c"] and [field.tolist() for field in part["label"]] == [[1, 2], [10, 20]]
+
+
+def test_names_of_classes_that_yaml_has_turned_into_booleans_are_a_sentence(error):
+    with error("yes, no", "quotes"):
+        Classification(SimpleNamespace(classes=[True, False]))
