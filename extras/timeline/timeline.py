@@ -28,6 +28,7 @@ ACTIVITIES = {  # their meanings and colors; a later one covers an earlier one
     "checkpoint": ("saving a checkpoint", "#969696"),
 }
 NUMBERED = {"read": INK, "compute": "white"}  # the colors of a batch's number
+TALLEST = 6.0  # inches of all lanes: with many workers each is lower
 MOST_STEPS = 24  # in the picture; timeline.json has all
 
 
@@ -87,7 +88,8 @@ def trace(spans: Sequence[Any]) -> str:
 def draw_timeline(spans: Sequence[Any]) -> bytes:
     """A PNG with a lane for each worker, the preloader, the device and the training loop, in milliseconds.
 
-    The numbers count the batches of an epoch. A line leads from the end of reading a batch to its step.
+    The numbers count the batches of an epoch. A line leads from the end of reading a batch to its step, if both are in
+    the picture: with many workers batches are read long before.
     """
     consumer = GPU if any(span.lane == GPU for span in spans) else TRAINING
     own = [span for span in spans if span.lane == consumer and span.activity in ("wait", "compute")]
@@ -102,7 +104,9 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
     lanes, width = lanes_of(spans), 1000 * (end - start)
     least = 0.012 * width  # of a span that has room for its number
     height = len(lanes) or 1
-    figure = new_figure(title_of([span for span in spans if span.lane == consumer]), 14, 1.9 + 0.62 * height)
+    figure = new_figure(
+        title_of([span for span in spans if span.lane == consumer]), 14, 1.9 + min(0.62 * height, TALLEST)
+    )
     axes = figure.subplots()
     for activity, (meaning, color) in ACTIVITIES.items():
         if shown := [span for span in spans if span.activity == activity and span.end - span.start > least / 20]:
@@ -115,14 +119,16 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
     read = {  # when and in which row a batch was read
         span.batch: (span.end, lanes.index(span.lane) + 0.31) for span in spans if span.activity in ("read", "collate")
     }
+    caption = "milliseconds; numbers count batches"
     for step in spans:
         if step.lane == consumer and step.activity == "compute" and step.batch in read:
             way = read[step.batch], (step.start, lanes.index(consumer) - 0.31)
             axes.plot(*zip(*way, strict=True), color=PALE, linewidth=0.7, zorder=0)
+            caption = "milliseconds; numbers count batches, and a line follows a batch to its step"
     axes.set_yticks(range(len(lanes)), lanes)
     axes.set_ylim(height - 0.5, -0.5)
     axes.set_xlim(0, width)
-    axes.set_xlabel("milliseconds; numbers count batches, and a line follows a batch to its step")
+    axes.set_xlabel(caption)
     axes.tick_params(length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.legend(loc="outside lower left", ncols=len(ACTIVITIES), frameon=False, fontsize=9)

@@ -1,6 +1,7 @@
 """The timeline of a run, and its picture and trace of given spans."""
 
 import json
+import struct
 from collections import namedtuple
 
 import pytest
@@ -20,6 +21,13 @@ SPANS = [
     Span(TRAINING, "compute", 10.06, 10.07, (0, 1)),
 ]
 TIMELINE = "+callbacks.timeline={_target_: extras.timeline.timeline.TimelinePicture, steps: %d}"
+
+
+def test_the_picture_of_many_workers_is_wider_than_tall():
+    many = [Span(f"worker {number}", "read", 10.0, 10.3, (0, 20 + number)) for number in range(16)]
+    picture = draw_timeline([*many, *SPANS])
+    width, height = struct.unpack(">II", picture[16:24])
+    assert width > 1.5 * height
 
 
 def test_a_run_writes_a_picture_and_a_trace_of_its_workers_steps_and_evaluation(tmp_path):
