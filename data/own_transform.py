@@ -62,7 +62,7 @@ class OwnTransform:
 
 
 class Transformed:
-    """Takes the keys of the transforms. A subclass calls `transform`, if it is not None, in `__getitem__`.
+    """Takes the keys that all our datasets have: the transforms, and stratify (data.subset.split). A subclass calls `transform`, if it is not None, in `__getitem__`.
 
     transform: of this dataset's samples. test_transform: of test samples and new images.
     """
@@ -77,7 +77,9 @@ class Transformed:
         test_transform: Any = None,
         transform_input: str | None = None,
         transform_after: str = "decode",
+        stratify: bool = False,
     ) -> None:
+        self.stratify = stratify
         check_choice("data.transform_after", transform_after, PLACES)
         if transform_input is not None:
             check_choice("data.transform_input", transform_input, INPUTS)

@@ -69,14 +69,56 @@ class Subset:
         return {name: array[self.indices] for name, array in self.dataset.arrays().items()}
 
 
-def split(dataset: Any, fraction: float) -> tuple[Subset, Subset]:
+def split(dataset: Any, fraction: float) -> tuple[Any, Any]:
     """Splits a random `fraction` (0..1) off the dataset: (the rest, the part), each in the dataset's order.
 
-    The part is the same each time. The part is not augmented if the dataset has a method `without_augmentation()`.
+    The part is the same each time. It is not augmented if the dataset has a method `without_augmentation()`.
+    A dataset may have `is_val`, bool (N,): this is the part; `val_groups` (N,): each group is on one side;
+    `stratify`: whether the part has its share of each of the classes in `labels`. A mixture splits each part.
     """
-    if len(dataset) < 2 or not 0 < fraction < 1:
-        raise DataError(f"data.val_fraction={fraction} of {len(dataset)} samples: give a share below 1, of 2 or more")
-    order = np.random.default_rng(0).permutation(len(dataset))
-    size = min(max(1, round(fraction * len(dataset))), len(dataset) - 1)
+    if hasattr(dataset, "split_parts"):
+        rest, part = dataset.split_parts(fraction)
+        return rest, part
+    chosen, groups = (getattr(dataset, name, None) for name in ("is_val", "val_groups"))
+    is_stratified, count = getattr(dataset, "stratify", False), len(dataset)
+    if not fraction and chosen is None:
+        return dataset, Subset(dataset, np.arange(0))
+    if fraction and chosen is not None:
+        raise DataError(f"data.val_fraction={fraction}: data.split has val rows already; leave one of them out")
+    if chosen is None and (count < 2 or not 0 < fraction < 1):
+        raise DataError(f"data.val_fraction={fraction} of {count} samples: give a share below 1, of 2 or more")
+    if chosen is None and groups is None and not is_stratified:
+        size = min(max(1, round(fraction * count)), count - 1)
+        chosen = np.zeros(count, bool)
+        chosen[np.random.default_rng(0).permutation(count)[:size]] = True
+    elif chosen is None:
+        classes = np.asarray(dataset.labels) if is_stratified else np.zeros(count, int)
+        if classes.shape != (count,) or classes.dtype.kind not in "iu":
+            raise DataError("data.stratify=true needs a class per sample: set it to false")
+        chosen = shares(classes, np.arange(count) if groups is None else groups, fraction)
     plain = dataset.without_augmentation() if hasattr(dataset, "without_augmentation") else dataset
-    return Subset(dataset, np.sort(order[size:])), Subset(plain, np.sort(order[:size]))
+    return Subset(dataset, np.flatnonzero(~chosen)), Subset(plain, np.flatnonzero(chosen))
+
+
+def shares(classes: np.ndarray, groups: np.ndarray, fraction: float) -> np.ndarray:
+    """Chooses whole groups at random, a `fraction` of the samples of each class, as nearly as groups allow: bool (N,).
+
+    A group counts for the class of its first sample. The first group of a class is never chosen, so that all classes
+    are trained. What a class has chosen too little is chosen from the next one, up to half a sample.
+    """
+    _, firsts, numbers, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+    order = np.random.default_rng(0).permutation(len(firsts))
+    order = order[np.argsort(classes[firsts[order]], kind="stable")]
+    is_chosen, owed, last = np.zeros(len(order), bool), 0.0, None
+    for group in order.tolist():
+        label, size = classes[firsts[group]], sizes[group]
+        if label != last:
+            owed = min(owed, 0.5)
+        owed += fraction * size
+        if label == last and owed >= size / 2:
+            is_chosen[group] = True
+            owed -= size
+        last = label
+    if not is_chosen.any():
+        raise DataError(f"data.val_fraction={fraction} is less than half of a group or class: give a larger share")
+    return is_chosen[numbers]

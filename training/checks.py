@@ -77,6 +77,9 @@ def readable(dataset: Any, skips: bool) -> Iterator[Any]:
 def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
     """The batch with names. Raises DataError if a field is missing, or a label is not that of a class."""
     batch, name = task.named(batch), type(dataset).__name__
+    fits, tasks = getattr(dataset, "fits_task", None), {kind.__name__.lower() for kind in type(task).__mro__}
+    if fits not in (None, *tasks) and tasks & {"classification", "multilabel", "regression"}:
+        raise DataError(f"{name}: the labels fit task={fits}: choose it, or another data.label (or data.numbers=true)")
     for field in task.fields:
         if field not in batch:
             raise DataError(f"{name} has no {field!r}, only {', '.join(batch)}: change task.inputs or task.label")

@@ -1,0 +1,70 @@
+"""read_table: some columns of a CSV, JSON or Parquet file, as texts."""
+
+import csv
+import importlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.errors import DataError, explained
+
+HOW = "give a .csv in UTF-8, a .json (objects in a list, or one per line), or a .parquet (needs `pip install pyarrow`)"
+
+
+def read_table(path: Path, columns: Sequence[str]) -> np.ndarray:
+    """The number of each row, and its cells in these columns, as texts without spaces around them: objects (N, 1 + K).
+
+    .json and .jsonl, .parquet, and else CSV in UTF-8, with commas, semicolons or tabs. A CSV's header is row 1. Rows
+    whose cells are all empty are left out. Raises DataError for a file that cannot be read, for a column that it does
+    not have or has twice, and for an empty cell.
+    """
+    table = list[list[Any]]()
+    with explained(f"{path} cannot be read", HOW):
+        for number, record in records(path, columns):
+            unknown = [column for column in columns if column not in record]
+            if unknown and not table:
+                raise DataError(f"{path} has no column {unknown[0]!r}, only {', '.join(map(str, record))}")
+            cells = [text_of(record.get(column)) for column in columns]
+            if any(cells) and "" in cells:
+                empty = columns[cells.index("")]
+                raise DataError(f"{path}, row {number}: {empty!r} is empty; fill it, or remove the row")
+            if any(cells):
+                table.append([number, *cells])
+        if not table:
+            raise ValueError("it has no rows")
+    return np.array(table, dtype=object)
+
+
+def text_of(value: Any) -> str:
+    """A cell as text. None and NaN are empty."""
+    return "" if value is None or value != value else str(value).strip()
+
+
+def records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows by the names of their columns, with their numbers."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        parquet = importlib.import_module("pyarrow.parquet")
+        yield from enumerate(parquet.read_table(path, columns=list(columns)).to_pylist(), 1)
+        return
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if suffix in (".json", ".jsonl"):
+            text = file.read().strip()
+            is_list = text.startswith("[")
+            yield from enumerate(
+                json.loads(text) if is_list else [json.loads(line or "{}") for line in text.split("\n")], 1
+            )
+            return
+        separator = max(",;\t", key=file.readline().count)
+        file.seek(0)
+        reader = csv.DictReader(file, delimiter=separator, skipinitialspace=True, strict=True)
+        names = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        if twice := [column for column in columns if names.count(column) > 1]:
+            raise ValueError(f"its header has {twice[0]!r} twice")
+        for number, record in enumerate(reader, 2):
+            if None in record:  # also where a text has an unquoted separator
+                raise ValueError(f"row {number} has more cells than the header")
+            yield number, record
