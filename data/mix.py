@@ -70,8 +70,8 @@ class Mix(ConcatDataset[Any]):
     def _common(self, key: str, values: list[Any]) -> Any:
         for name, value in zip(self.parts, values, strict=True):
             if list(value or ()) != list(values[0] or ()):
-                first = next(iter(self.parts))
-                raise DataError(f"data.parts.{name} has {value}, and {first} has {values[0]}: set {key} for both")
+                differ = f"data.parts.{name} has another {key} than {next(iter(self.parts))}: {value}, not {values[0]}"
+                raise DataError(f"{differ}; make them equal, or set data.{key} for classes, mean and std")
         return values[0]
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.fakes import write_images
+from tests.data.fakes import write_images, write_table
 from tests.forks import IS_OURS, ROOT, blocks, call, copy, snippets
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -67,6 +67,7 @@ def fork(folder: Path, *pages: Path) -> Path:
     """A copy of the repository with the files of these pages and the folders that commands name."""
     copy(folder, files=snippets(*pages))
     write_images(folder / "DIR", count=20)
+    write_table(folder / "DIR")
     for name in ("IMAGES", "photos"):
         (folder / name).symlink_to("DIR")
     (folder / "PLANKTON").mkdir()

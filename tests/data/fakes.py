@@ -48,3 +48,15 @@ def write_images(root: Path, classes: tuple[str, ...] = ("cat", "dog"), count: i
             for i in range(count):
                 Image.new("RGB", (60, 40), (10 * i % 256, 80, 160 - 90 * number)).save(folder / f"{i}.jpg")
     return root
+
+
+def write_table(root: Path) -> Path:
+    """A table of the files of `write_images`: half of those in val/ are for the test."""
+    files = sorted(path.relative_to(root) for path in root.glob("*/*/*.jpg"))
+    rows = ["image,label,patient,age,split"]
+    for number, path in enumerate(files):
+        split = "test" if path.parts[0] == "val" and number % 2 else path.parts[0]
+        rows.append(f"{path},{path.parts[1]},{path.parent}{number // 3},{number / 7 + 0.5},{split}")
+    table = root / "photos.csv"
+    table.write_text("\n".join(rows))
+    return table

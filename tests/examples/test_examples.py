@@ -13,6 +13,7 @@ from PIL import Image
 import train as script
 from examples.finetuning.images import balanced
 from examples.finetuning.images import write as write_images
+from examples.mixture.noisy import write as write_mixture
 from examples.table.table import write as write_table
 from examples.text.lines import write as write_lines
 from tests.configs import CONF, checkpoint, composed_by_hydra, steps
@@ -21,6 +22,7 @@ EXAMPLES = CONF.parent / "examples"
 FINISHED = CONF.parent / "extras" / "finished"  # its scripts evaluate and predict, if they are there
 PRETRAINED = CONF.parent / "extras" / "pretrained" / "conf"
 WRITE = {"lines": lambda folder: write_lines(folder, shards=4), "table": write_table, "finetuning": write_images}
+WRITE["mixture"] = lambda folder: write_mixture(folder, clean=8, noisy=12)
 FEW = [
     *("train.max_steps=6", "train.epochs=3", "train.batch_size=16", "loader.num_workers=0", "train.log_interval=2"),
     *("loader=workers", "callbacks/standard=[best]"),
@@ -37,6 +39,7 @@ EXPERIMENTS = {  # the folder, settings of a small run, and the score that choos
     "table": ("table", [], "test_mae"),
     "detection": ("detection", SMALL, "test_loss"),
     "pictures": ("pictures", ["callbacks.pictures.rows=2"], "test_accuracy"),
+    "mixture": ("mixture", ["train.last_batch=keep"], "test_accuracy"),
     "finetuning": ("finetuning", ["model.pretrained=false", "data.image_size=32"], "test_accuracy"),
 }
 
@@ -52,7 +55,8 @@ def fork(tmp_path):
         where = f"hydra.searchpath=[file://{EXAMPLES}/{folder}/conf,file://{PRETRAINED}]"  # as --config-dir
         if experiment in WRITE:
             WRITE[experiment](tmp_path / "data")
-            small = [f"data.root={tmp_path}/data", *small]
+            root = "data.parts.clean.root" if experiment == "mixture" else "data.root"
+            small = [f"{root}={tmp_path}/data", *small]
         given = {text.partition("=")[0]: text for text in (*FEW, *small, *overrides)}
         return script.run(composed_by_hydra(where, f"experiment={experiment}", *given.values()), tmp_path / "run")
 

@@ -1,0 +1,179 @@
+"""Tables of images: what labels are, which rows are which part, and a sentence with the row for each mistake."""
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.errors import DataError
+from data.image_folder import ImageFolder
+from data.image_table import ImageTable
+from data.subset import split
+from data.table import read_table
+from tests.data.contract import ImageDataset
+from tests.data.fakes import write_images, write_table
+from tests.data.reading import read_batch
+
+PARTS = [f"{number}.jpg,{'ab'[number % 2]},{number // 2},{part}" for number, part in enumerate(["train"] * 4)]
+HEADER = "image,label,g,s"
+
+
+class TestTables(ImageDataset):
+    yaml = Path(__file__).parents[2] / "conf" / "data" / "image_table.yaml"
+
+    @pytest.fixture
+    def make(self, tmp_path):
+        table = write_table(write_images(tmp_path, count=4))
+        return lambda train, **keys: ImageTable(train, **{"table": table, "split": "split", "image_size": 32, **keys})
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Writes a table of six images, and returns a dataset of it."""
+    for number in range(6):
+        Image.new("RGB", (20, 20), (40 * number, 0, 0)).save(tmp_path / f"{number}.jpg")
+
+    def make(content: str | bytes, train: bool = True, name: str = "table.csv", **keys) -> ImageTable:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return ImageTable(train, table=path, image_size=8, **keys)
+
+    return make
+
+
+def rows(*labels: object, header: str = "image,label") -> str:
+    return "\n".join([header, *(f"{number}.jpg,{label}" for number, label in enumerate(labels))])
+
+
+def test_a_table_of_a_folders_files_has_the_folders_samples(tmp_path):
+    folder = ImageFolder(True, write_images(tmp_path, count=4), image_size=8)
+    table = ImageTable(True, write_table(tmp_path), split="split", image_size=8)
+    assert [table.path(index) for index in range(8)] == [folder.path(index) for index in range(8)]
+    assert table.classes == folder.classes and table.mean == folder.mean
+    ours, theirs = (read_batch(dataset, 8) for dataset in (table, folder))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("labels", "keys", "classes", "fits", "values"),
+    [
+        (["b", "a", "b"], {}, ("a", "b"), "classification", [1, 0, 1]),
+        ([10, 9, -1], {}, ("-1", "9", "10"), "classification", [2, 1, 0]),
+        (["01", "02", "10"], {}, ("01", "02", "10"), "classification", [0, 1, 2]),
+        ([1, 2.5, "1e1"], {}, (), "regression", [1, 2.5, 10]),
+        ([1, 2, 10], {"numbers": True}, (), "regression", [1, 2, 10]),
+        (["0,1", "True,false"], {}, ("x", "y"), "multilabel", [[0, 1], [1, 0]]),
+        (["0,1.5", "2,0"], {}, (), "regression", [[0, 1.5], [2, 0]]),
+    ],
+)
+def test_labels_are_classes_numbers_or_several_classes_by_their_columns(make, labels, keys, classes, fits, values):
+    several = "," in str(labels[0])
+    columns = ["x", "y"] if several else "label"
+    dataset = make(rows(*labels, header="image,x,y" if several else "image,label"), label=columns, **keys)
+    assert (dataset.classes, dataset.fits_task, dataset.labels.tolist()) == (classes, fits, values)
+    assert read_batch(dataset, len(labels))["label"].tolist() == values == [one["label"].tolist() for one in dataset]
+
+
+def test_parts_are_those_of_the_column_and_val_rows_are_the_test_set_if_there_is_no_other(make):
+    named = "\n".join([HEADER, *PARTS, "4.jpg,b,4,val", "5.jpg,a,5,test"])
+    train, test = make(named, split="s"), make(named, False, split="s")
+    assert [Path(test.path(0)).name, len(test)] == ["5.jpg", 1] and test.classes == train.classes
+    rest, part = split(train, 0)
+    assert len(rest) == 4 and part.indices.tolist() == [4] and not part.dataset.train
+    with pytest.raises(DataError, match=r"val_fraction=0.5: data.split has val rows"):
+        split(train, 0.5)
+    without = named.replace("5.jpg,a,5,test", "")
+    assert len(make(without, split="s")) == 4 and len(make(without, False, split="s")) == 1
+    assert len(make(named, False)) == 0, "what val_fraction splits off is the test set"
+
+
+def test_a_test_table_has_its_own_rows_and_folder_and_the_classes_of_the_training_rows(make, tmp_path):
+    write_images(tmp_path / "other")
+    (tmp_path / "other" / "test.csv").write_text("image,label\nval/cat/0.jpg,b\n")
+    test = make(rows("a", "b"), False, test_table=tmp_path / "other" / "test.csv")
+    assert test.path(0) == f"{tmp_path}/other/val/cat/0.jpg" and test.labels.tolist() == [1]
+    (tmp_path / "other" / "test.csv").write_text("image,label\nval/cat/0.jpg,c\n")
+    with pytest.raises(DataError, match=r"test.csv, row 2 has the label c, which is not one of the 2 classes"):
+        make(rows("a", "b"), False, test_table=tmp_path / "other" / "test.csv")
+
+
+@pytest.mark.parametrize(
+    ("content", "keys", "sentence"),
+    [
+        (rows("a", ""), {}, "row 3: 'label' is empty; fill it"),
+        ("image,label\n0.jpg\n", {}, "row 2: 'label' is empty"),
+        ("image,label\n0.jpg,a,b\n", {}, "row 2 has more cells than the header"),
+        ('image,label,note\n0.jpg,a,"two\nlines"\n9.jpg,b,\n', {}, "row 3: FOLDER/9.jpg does not exist (1 of 2"),
+        (
+            rows("a"),
+            {"root": "/nowhere"},
+            "row 2: /nowhere/0.jpg does not exist (1 of 1 files are missing); set data.root",
+        ),
+        (rows("a"), {"label": "kind"}, "has no column 'kind', only image, label"),
+        (rows("a,b", header="image,label,label"), {}, "its header has 'label' twice"),
+        (rows('"a'), {}, "cannot be read (unexpected end of data)"),
+        (rows("ä").encode("utf-16"), {}, "give a .csv in UTF-8"),
+        ("", {}, "it has no rows"),
+        ("image,label\n", {}, "it has no rows"),
+        (rows(1.5, "nan"), {}, "row 3: 'label' is nan, not a finite number"),
+        (rows("x,1", header="image,x,y"), {"label": ["x", "y"]}, "row 2: 'x' is x, not a finite number"),
+        (f"{HEADER}\n0.jpg,a,1,dev", {"split": "s"}, "row 2: s=dev: use one of train, val, test"),
+        (f"{HEADER}\n0.jpg,a,1,val", {"split": "s"}, "has no row with s=train"),
+        (f"{HEADER}\n0.jpg,a,1,train\n1.jpg,a,1,test", {"split": "s", "group": "g"}, "g=1 is in training rows and in"),
+        ('[{"image": "0.jpg", "label": "a"}, {"image": "1.jpg"}]', {"name": "t.json"}, "row 2: 'label' is empty"),
+        ('[{"image": "0.jpg"', {"name": "t.json"}, "t.json cannot be read"),
+        (b"PAR1", {"name": "t.parquet"}, "t.parquet cannot be read"),
+    ],
+)
+def test_a_mistake_in_a_table_is_a_sentence_with_its_row(make, tmp_path, content, keys, sentence):
+    with pytest.raises(DataError, match=re.escape(sentence.replace("FOLDER", str(tmp_path)))):
+        make(content, **keys)
+
+
+def test_csv_of_every_kind_json_and_parquet_have_the_same_rows(tmp_path):
+    expected = [[2, "0.jpg", "a"], [3, "1.jpg", "2"]]
+    text = 'image,label,note\n0.jpg,a,"x,\ny"\n 1.jpg , 2,z\n,,\n\n'
+    texts = {"a.csv": text.encode(), "b.csv": b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()}
+    texts |= {"c.csv": text.replace("x,", "x").replace(",", ";").encode(), "d.tsv": text.replace(",", "\t").encode()}
+    records = [{"image": "0.jpg", "label": "a", "n": None}, {"image": "1.jpg", "label": 2}]
+    lines = "\n\n".join(map(json.dumps, records)) + "\n"
+    for name, content in (texts | {"e.json": json.dumps(records).encode(), "f.jsonl": lines.encode()}).items():
+        (tmp_path / name).write_bytes(content)
+        cells = read_table(tmp_path / name, ["image", "label"])
+        assert cells[:, 1:].tolist() == [row[1:] for row in expected], name
+        assert cells[:, 0].tolist() == {"e": [1, 2], "f": [1, 3]}.get(name[0], [2, 3])
+    if find_spec("pyarrow"):
+        from pyarrow import parquet, table
+
+        columns = {"image": ["0.jpg", "1.jpg"], "label": ["a", "2"], "z": [0, 1]}
+        parquet.write_table(table(columns), tmp_path / "g.parquet")
+        assert read_table(tmp_path / "g.parquet", ["image", "label"])[:, 1:].tolist() == [row[1:] for row in expected]
+
+
+def test_no_group_is_on_both_sides_and_classes_keep_their_shares_as_far_as_groups_allow(make):
+    dataset = make(rows(*"aabbab"))
+    generator = np.random.default_rng(0)
+    dataset.labels = np.repeat([0, 1, 2], [600, 60, 1])
+    for groups in (None, generator.integers(80, size=661)):
+        for stratify in (True, False):
+            dataset.val_groups, dataset.stratify = groups, stratify
+            rest, part = split(dataset, 0.2)
+            assert np.array_equal(part.indices, split(dataset, 0.2)[1].indices)
+            assert abs(len(part) - 0.2 * 661) < 9 and len(rest) + len(part) == 661
+            counts = np.bincount(dataset.labels[part.indices], minlength=3)
+            assert counts[2] == 0 or not stratify, "a class of one sample is trained"
+            if groups is None and stratify:
+                assert abs(counts[0] - 120) <= 1 and abs(counts[1] - 12) <= 1
+            if groups is not None:
+                assert not set(groups[rest.indices]) & set(groups[part.indices])
+    dataset.val_groups, dataset.stratify, dataset.labels = None, True, np.arange(661)
+    with pytest.raises(DataError, match="less than half of a group or class"):
+        split(dataset, 0.2)
+    dataset.labels = np.zeros(661, np.float32)
+    with pytest.raises(DataError, match=r"data.stratify=true needs a class per sample"):
+        split(dataset, 0.2)
