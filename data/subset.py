@@ -104,7 +104,8 @@ def shares(classes: np.ndarray, groups: np.ndarray, fraction: float) -> np.ndarr
     """Chooses whole groups at random, a `fraction` of the samples of each class, as nearly as groups allow: bool (N,).
 
     A group counts for the class of its first sample. The first group of a class is never chosen, so that all classes
-    are trained, if no group has several. What a class has chosen too little is chosen from the next one, up to half a sample.
+    are trained, if no group has several. What a class has chosen too little is chosen from the next one, up to half a
+    sample.
     """
     _, firsts, numbers, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
     order = np.random.default_rng(0).permutation(len(firsts))

@@ -1,0 +1,133 @@
+"""Mixtures of datasets: they read as their parts do, fit together or say why not, and train as one run."""
+
+import re
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ChainDataset
+
+from data.array_dataset import ArrayDataset
+from data.errors import DataError
+from data.image_folder import ImageFolder
+from data.image_table import ImageTable
+from data.mix import mixed
+from data.subset import split
+from loaders import Mixture, Random, WorkerLoader, offers
+from tests.configs import SMALL, checkpoint, differences, stop, train
+from tests.data.fakes import write_images, write_table
+from tests.data.reading import assert_equal_batches
+from training.config import ConfigError
+from training.stopping import Stopped
+
+ABOUT = {"mean": [0.5] * 3, "std": [0.25] * 3}
+
+
+def arrays(train: bool, count: int = 30, first: int = 0, classes: str = "ab", side: int = 8, **about) -> ArrayDataset:
+    images = np.full((count, side, side, 3), first, np.uint8) + np.arange(count, dtype=np.uint8)[:, None, None, None]
+    options = {**ABOUT, **about, "classes": classes, "pad": 2, "flip": True}
+    return ArrayDataset(images, np.arange(count) % len(classes), train=train, **options)
+
+
+PARTS = {"a": arrays, "b": partial(arrays, count=10, first=100)}
+
+
+def sample_by_sample(train: bool) -> list:
+    return list(arrays(train, 6))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mixture_reads_whole_batches_part_by_part_with_the_random_numbers_of_each_row(workers):
+    mix = mixed(True, PARTS, {"a": 1, "b": 1})
+    assert (len(mix), mix.classes, mix.labels.tolist()) == (40, ("a", "b"), [0, 1] * 20)
+    assert mix.mixture == Mixture((30, 10), (1, 1)) and mixed(True, PARTS).mixture.weights == (30, 10)
+    with WorkerLoader(mix, 40, sampler=mix.mixture, num_workers=workers, seed=0) as loader:
+        (batch,) = loader
+    order = mix.mixture.indices(0, np.arange(40))
+    random, parts = Random(0, 0, np.arange(40), order), [build(True) for build in PARTS.values()]
+    for row, index in enumerate(order.tolist()):
+        part, own = (parts[0], index) if index < 30 else (parts[1], index - 30)
+        out = {name: torch.zeros((1, *shape), dtype=dtype) for name, (shape, dtype) in part.sample_spec().items()}
+        part.read_batch(np.array([own]), out, random.of_rows(np.array([row])))
+        assert_equal_batches({name: field[row : row + 1] for name, field in batch.items()}, out)
+    assert mix[35]["image"].max() == 105 and mix[-1]["image"].max() == 109
+    assert mix.without_augmentation()[3]["image"].unique().tolist() == [3]
+
+
+def test_a_mixture_with_a_part_without_read_batch_reads_sample_by_sample():
+    mix = mixed(True, PARTS | {"c": sample_by_sample}, classes=["a", "b"], **ABOUT)
+    assert not offers(mix, "read_batch") and offers(mixed(True, PARTS), "read_batch") and mix[45]["label"] == 1
+    with WorkerLoader(mix, 4, sampler=mix.mixture, seed=0) as loader:
+        assert len(list(loader)) == 12
+
+
+def test_the_test_set_is_that_of_one_part_and_labels_of_other_classes_are_translated_by_name():
+    parts = {"a": arrays, "b": partial(arrays, count=9, classes="bca")}
+    mix = mixed(True, parts, classes=["a", "b", "c"])
+    assert mix.labels.tolist() == [0, 1] * 15 + [1, 2, 0] * 3 and mix[30]["label"] == 1
+    tested = mixed(
+        False, {"a": lambda train: pytest.fail("is not needed"), "b": parts["b"]}, test="b", classes=[*"abc"]
+    )
+    assert tested.labels.tolist() == [1, 2, 0] * 3 and tested.classes == ("a", "b", "c")
+
+
+def test_each_part_is_split_by_itself_and_the_rest_is_still_a_mixture(tmp_path):
+    rest, part = split(mixed(True, PARTS, {"a": 1, "b": 3}), 0.2)
+    assert rest.mixture == Mixture((24, 8), (1, 3)) and len(part) == 8 and part[0]["image"].unique().numel() == 1
+    table = partial(ImageTable, table=write_table(write_images(tmp_path, count=4)), split="split", image_size=8)
+    parts = {"folder": partial(ImageFolder, root=tmp_path, image_size=8), "table": table}
+    rest, part = split(mixed(True, parts), 0)
+    assert rest.mixture.lengths == (8, 8) and len(part) == 4
+
+
+@pytest.mark.parametrize(
+    ("parts", "keys", "sentence"),
+    [
+        ({}, {}, "data.parts is empty: put /data@data.parts.NAME"),
+        (PARTS, {"weights": {"a": 1}}, "data.weights={'a': 1}: give a number for each of the parts a, b"),
+        (PARTS, {"weights": {"a": 1, "b": 1, "c": 1}}, "for each of the parts a, b"),
+        (PARTS, {"test": "c"}, "data.test=c: use one of a, b"),
+        (PARTS | {"c": partial(arrays, classes="ac")}, {}, "data.parts.c has another classes than a: ('a', 'c'), not"),
+        (
+            PARTS | {"c": partial(arrays, classes="ac")},
+            {"classes": ["a", "b"]},
+            "sample 1 has the label c, which is not one",
+        ),
+        (
+            PARTS | {"c": partial(arrays, mean=[0.1] * 3)},
+            {},
+            "data.parts.c has another mean than a: (0.1, 0.1, 0.1), no",
+        ),
+        (PARTS | {"c": partial(arrays, side=9)}, {}, "data.parts.c has another image_size than a: "),
+        (PARTS | {"c": lambda train: ChainDataset([])}, {}, "data.parts.c is a stream"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused_in_a_sentence(parts, keys, sentence):
+    with pytest.raises(DataError, match=re.escape(sentence)):
+        mixed(True, parts, **keys)
+
+
+MIX = ["data=mix", "+data@data.parts.one=synthetic", "+data@data.parts.two=synthetic"]
+MIX += [f"data.parts.{name}.{key}" for name in ("one", "two") for key in ("image_size=8", "test_length=16")]
+MIX += ["data.parts.one.length=96", "data.parts.two.length=32", "data.parts.two.seed=1", "model=linear"]
+WITHOUT = ["data.length", "data.test_length", "data.image_size"]
+
+
+def test_a_run_on_a_mixture_resumes_bit_equal_and_its_weights_change_between_epochs_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.configs.SMALL", [text for text in SMALL if text.partition("=")[0] not in WITHOUT])
+    mix = [*MIX, "data.weights={one: 1, two: 1}"]
+    whole = train(tmp_path / "whole", *mix)
+    with pytest.raises(Stopped):
+        train(tmp_path / "part", *mix, *stop(3))
+    with pytest.raises(ConfigError, match=r"'weights': \[1.0, 1.0\].*'weights': \[3.0, 1.0\]"):
+        train(tmp_path / "part", *MIX, "data.weights={one: 3, two: 1}")
+    assert train(tmp_path / "part", *mix)["test_loss"] == whole["test_loss"]
+    ours, theirs = (checkpoint(tmp_path / name) for name in ("part", "whole"))
+    assert Counter(differences(ours["model"], theirs["model"])) == Counter()
+    train(tmp_path / "part", *MIX, "data.weights={one: 3, two: 1}", "train.epochs=3")
+    with pytest.raises(ConfigError, match=r"sampler: data.weights give the order"):
+        train(
+            tmp_path / "sampled", *mix, "sampler._target_=torch.utils.data.SubsetRandomSampler", "+sampler.indices=[0]"
+        )
