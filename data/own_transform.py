@@ -62,8 +62,9 @@ class OwnTransform:
 
 
 class Transformed:
-    """Takes the keys that all our datasets have: the transforms, and stratify (data.subset.split). A subclass calls `transform`, if it is not None, in `__getitem__`.
+    """Takes the keys that all our datasets have: the transforms, and stratify, see data.subset.split.
 
+    A subclass calls `transform`, if it is not None, in `__getitem__`.
     transform: of this dataset's samples. test_transform: of test samples and new images.
     """
 
