@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from data.batch_transform import BatchTransform
 from data.errors import DataError, Range, check_choice, check_range
 from data.transform import Normalize
 
@@ -19,7 +20,7 @@ RANGES = {"erase": Range(0, 1), "mixup": Range(0), "cutmix": Range(0)}
 class Augment:
     """A transform that normalises a batch, then erases boxes and mixes images, with random numbers from `random`.
 
-    normalize: None for float images that are normalised already.
+    normalize: what normalises, a BatchTransform too; None for float images that are normalised already.
     erase: share (0..1) of the images in which a box becomes the mean colour (Zhong et al., arXiv:1708.04896).
     mixup: images are blended in pairs, with weights from Beta(mixup, mixup) (Zhang et al., arXiv:1710.09412).
     cutmix: a box is copied from another image, its area from Beta(cutmix, cutmix) (Yun et al., arXiv:1905.04899).
@@ -31,7 +32,7 @@ class Augment:
 
     def __init__(
         self,
-        normalize: Normalize | None,
+        normalize: Normalize | BatchTransform | None,
         num_classes: int,
         erase: float = 0.0,
         mixup: float = 0.0,

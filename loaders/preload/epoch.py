@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..background import check_owner, is_of_signal
+from ..background import check_owner, is_of_signal, reraise_of_signal
 from ..iterators import ENDED, EpochIterator
 from ..nested import rows
 from ..randomness import Random
@@ -83,7 +83,8 @@ class PreloadedEpoch:
             raise StopIteration
         copier.used(received.ready)
         item = self._get(received.number + 1)
-        batch, error = copier.hand_over(item.batch, item.ready), item.error
+        batch = self._finished(item, copier.hand_over(item.batch, item.ready))
+        error = item.error
         copier.figures["wait_seconds"] += time.perf_counter() - began
         copier.figures["batches"] += error is None and not item.is_end
         if copier.timeline is not None:
@@ -98,6 +99,16 @@ class PreloadedEpoch:
             raise error
         finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
             del error
+
+    def _finished(self, item: Item, batch: Any) -> Any:
+        """Returns what the consumer gets. An interrupted call begins anew, with the same batch and random numbers."""
+        if item.error is None and not item.is_end:
+            try:
+                return self._copier.finished(batch, Random(self._seed, *self._batch_id(item), self._rank))
+            except Exception as error:
+                reraise_of_signal(error)
+                item.error = error
+        return None
 
     @property
     def queued(self) -> int:

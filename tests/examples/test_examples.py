@@ -38,6 +38,7 @@ EXPERIMENTS = {  # the folder, settings of a small run, and the score that choos
     "distillation": ("training_steps", [], "test_accuracy"),
     "table": ("table", [], "test_mae"),
     "detection": ("detection", SMALL, "test_loss"),
+    "transforms": ("transforms", [], "test_accuracy"),
     "pictures": ("pictures", ["callbacks.pictures.rows=2"], "test_accuracy"),
     "mixture": ("mixture", ["train.last_batch=keep"], "test_accuracy"),
     "finetuning": ("finetuning", ["model.pretrained=false", "data.image_size=32"], "test_accuracy"),

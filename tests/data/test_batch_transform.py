@@ -1,0 +1,92 @@
+"""augment.transform: it gets images in 0 to 1, and what it returns is normalised; labels where it takes them."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from data.augment import Augment
+from data.batch_transform import BatchTransform
+from data.errors import DataError
+from data.transform import Normalize
+from loaders import Random
+
+NORMALIZE = Normalize([0.5, 0.4, 0.3], [0.1, 0.2, 0.3])
+
+
+def batch() -> dict[str, Any]:
+    images = torch.randint(256, (6, 8, 10, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return {"image": images, "label": torch.arange(6) % 3, "name": ["x"] * 6}
+
+
+def made(*steps: Any, label: str | None = "label") -> dict[str, Any]:
+    return BatchTransform(steps, NORMALIZE, label)(batch())
+
+
+def halved(images: torch.Tensor) -> torch.Tensor:
+    assert images.shape == (6, 3, 8, 10) and images.min() >= 0 and 0.9 < images.max() <= 1
+    return images.mul_(0.5)
+
+
+def swapped(images: torch.Tensor, labels: torch.Tensor) -> Any:
+    return images.flip(0), labels.copy_(labels.flip(0))
+
+
+def test_a_transform_gets_images_in_0_to_1_and_the_result_is_normalised():
+    images = batch()["image"].permute(0, 3, 1, 2) / 255
+    expected = v2.functional.normalize(images / 2, NORMALIZE.mean, NORMALIZE.std)
+    result = made(halved)
+    assert torch.allclose(result["image"], expected, atol=1e-6)
+    assert result["name"] == ["x"] * 6
+    plain, unchanged = NORMALIZE(batch())["image"], made(lambda images: images)["image"]
+    assert torch.allclose(unchanged, plain, atol=1e-5) and unchanged.stride() == plain.stride()
+
+
+def test_labels_go_where_they_are_taken_and_the_batch_is_never_changed():
+    before = batch()
+    given = batch()
+    transform = BatchTransform([swapped, halved], NORMALIZE, "label")
+    assert torch.equal(transform(given)["label"], before["label"].flip(0))
+    assert all(torch.equal(given[name], before[name]) for name in ("image", "label"))
+    assert BatchTransform([halved], NORMALIZE, None)(batch())["label"].tolist() == before["label"].tolist()
+    assert made(v2.MixUp(num_classes=3))["label"].shape == (6, 3)
+    assert torch.equal(made(v2.RandomHorizontalFlip(1.0))["label"], before["label"])
+    chained = v2.Compose([v2.ColorJitter(0.1), v2.CutMix(num_classes=3)])
+    assert torch.allclose(made(chained)["label"].sum(1), torch.ones(6))
+
+
+@pytest.mark.parametrize(
+    "step", [lambda images: images[:3], lambda images: None, lambda images: (images * 255).byte()]
+)
+def test_what_is_not_a_batch_of_images_is_a_sentence(step):
+    with pytest.raises(DataError, match=r"augment.transform: <lambda> has returned .* the 6 images, floats \(B, C"):
+        made(step)
+
+
+def test_a_second_normalisation_is_warned_of_once(caplog):
+    transform = BatchTransform([v2.Normalize(NORMALIZE.mean, NORMALIZE.std)], NORMALIZE, None)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            transform(batch())
+    (line,) = caplog.messages
+    assert "Normalize has returned pixels from -" in line and "leave out its own normalisation" in line
+
+
+def test_boxes_are_erased_and_images_mixed_after_it():
+    first = BatchTransform([swapped], NORMALIZE, "label")
+    both = Augment(first, 3, erase=0.5, mixup=0.3)(batch(), Random(0, 0, 0))
+    alone = Augment(NORMALIZE, 3, erase=0.5, mixup=0.3)
+    given = batch()
+    expected = alone({**given, "image": given["image"].flip(0), "label": given["label"].flip(0)}, Random(0, 0, 0))
+    assert all(torch.allclose(both[name], expected[name], atol=1e-5) for name in ("image", "label"))
+
+
+@pytest.mark.parametrize("name", ["RandomAffine", "ColorJiggle"])
+def test_kornia_takes_a_batch(name):
+    kornia = pytest.importorskip("kornia.augmentation")
+    options = {"RandomAffine": {"degrees": 10.0}, "ColorJiggle": {"brightness": 0.2}}[name]
+    sequence = kornia.AugmentationSequential(getattr(kornia, name)(**options, p=1.0))
+    for step in (sequence, getattr(kornia, name)(**options, p=1.0)):
+        assert made(step)["image"].shape == (6, 3, 8, 10)

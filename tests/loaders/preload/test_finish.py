@@ -1,0 +1,99 @@
+"""Preloader(finish=...): a function that draws from the global generators runs in the consumer's thread, seeded."""
+
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import LoaderConfig, Preloader, WorkerLoader, build_loader
+
+DATASET = torch.utils.data.TensorDataset(torch.arange(48.0))
+
+
+def noisy(batch: Any, key: Any) -> Any:
+    (rows,) = batch
+    numbers = [torch.rand(()).item(), random.random(), float(np.random.rand()), float(key.uniform(1)[0])]
+    return torch.cat([rows, torch.tensor(numbers)])
+
+
+def preloader(depth: int, finish: Any = noisy, **options: Any) -> Any:
+    loader = WorkerLoader(DATASET, 8, num_workers=options.pop("workers", 0), seed=2, **options)
+    return Preloader(loader, "cpu", depth=depth, finish=finish)
+
+
+def test_its_numbers_are_a_function_of_the_batch_at_any_depth_and_after_a_resume():
+    with preloader(0) as loader:
+        expected = [list(loader), list(loader)]
+    assert len(torch.stack(expected[0] + expected[1])[:, -4:].unique()) == 4 * 12
+    for depth, workers in ((1, 1), (3, 2)):
+        with preloader(depth, workers=workers) as loader:
+            for epoch in expected:
+                for batch in epoch:
+                    torch.rand(3)  # as a training step draws
+                    assert torch.equal(next(loader), batch)
+                assert next(loader, None) is None
+    with preloader(2, workers=1) as loader:
+        iterator = iter(loader)
+        for _ in range(2):
+            next(iterator)
+        state = loader.state_dict()
+    with preloader(0) as loader:
+        loader.load_state_dict(state)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(loader, expected[0][2:], strict=True))
+    with preloader(0, rank=1, world_size=2, shuffle=False) as loader:
+        assert not torch.equal(next(loader)[-4:], expected[0][0][-4:]), "ranks draw other numbers"
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_consumer_draws_as_without_it_and_it_runs_in_its_thread(depth):
+    threads = set()
+
+    def finish(batch: Any, key: Any) -> Any:
+        threads.add(threading.current_thread())
+        return noisy(batch, key)
+
+    def drawn(finish: Any) -> list[Any]:
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        with preloader(depth, finish, workers=1) as loader:
+            return [(torch.rand(()).item(), random.random(), np.random.rand()) for _ in loader]
+
+    assert drawn(finish) == drawn(None)
+    assert threads == {threading.current_thread()}
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_its_error_comes_in_the_place_of_its_batch_and_an_interrupted_call_is_repeated(depth):
+    fails = [ValueError("no"), KeyboardInterrupt()]
+
+    def finish(batch: Any, key: Any) -> Any:
+        made = noisy(batch, key)
+        if made[0] == 16 and fails:
+            raise fails.pop()
+        return made
+
+    with preloader(0) as loader:
+        expected = list(loader)
+    with preloader(depth, finish, workers=1) as loader:
+        iterator = iter(loader)
+        got = [next(iterator), next(iterator)]
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        with pytest.raises(ValueError, match="no"):
+            next(iterator)
+        got += iterator
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected[:2] + expected[3:], strict=True))
+
+
+def test_every_loader_takes_it():
+    options: dict[str, Any] = {"batch_size": 8, "seed": 2, "device": "cpu", "finish": noisy}
+    batches = []
+    for name in ("workers", "prefetch", "threads", "torch", "resident", "cached"):
+        config = LoaderConfig(name, num_workers=1)
+        with build_loader(config, DATASET, shuffle=True, **options) as loader:
+            batches.append(next(iter(loader)))
+    assert all(torch.equal(batch, batches[0]) for batch in batches)
