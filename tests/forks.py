@@ -9,7 +9,7 @@ from tests.python_server import PythonServer
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_COPIED = (".*", "__pycache__", "outputs", "multirun", "downloads")
-OURS = "# A PyTorch training template for accelerators that wait for data"
+OURS = "# A PyTorch training template that keeps your accelerator fed"
 IS_OURS = (ROOT / "README.md").read_text().startswith(OURS)
 PYTEST = ("-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))")
 

@@ -113,15 +113,10 @@ def test_the_snippet_of_the_readme_loads_batches():
     assert here != snippet and len(steps) == 4
 
 
-@ALL_THERE
-def test_the_tree_of_the_readme_counts_lines():
-    tree = dict(re.findall(r"^(\w+)/ +([\d,]+)  ", (ROOT / "README.md").read_text(), re.MULTILINE))
-    found = dict.fromkeys(tree, 0)
-    for path in (path for name in tree for kind in ("py", "sh") for path in (ROOT / name).rglob(f"*.{kind}")):
-        folders = path.relative_to(ROOT).parts
-        found["tests" if "tests" in folders else folders[0]] += len(path.read_text().splitlines())
-    assert found == {name: pytest.approx(int(lines.replace(",", "")), rel=0.1) for name, lines in tree.items()}
-    assert len(tree) == 8
+def test_the_tree_of_the_readme_names_what_is_there():
+    tree = re.findall(r"^([a-z]+(?:/|[.]py))  +[a-z]", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(tree) == 10
+    assert [name for name in tree if not (ROOT / name).exists() and name != "extras/"] == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS, *EXTRAS], ids=lambda p: str(p.relative_to(ROOT)))
