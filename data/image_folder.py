@@ -52,7 +52,7 @@ class ImageFiles(CroppedDataset):
         self._cache: Cache | None = None
 
     def open_cache(self) -> None:
-        """Opens data.cache for the files that `path` names. A subclass calls it when it knows them."""
+        """Opens data.cache for the files that `path` names. A subclass calls it, or else the first read does."""
         kind, folder, gigabytes = self._cache_options
         if kind is not None:
             key = blake2b(f"{VERSION} {self.cache_side} {self.interpolation}".encode(), digest_size=12)
@@ -69,6 +69,8 @@ class ImageFiles(CroppedDataset):
         """The bytes of the file, or with a cache its pixels (H, W, 3) as they are stored, and its path."""
         path = self.path(index)
         row = index % len(self)
+        if self._cache is None:
+            self.open_cache()  # for a subclass that has not
         with image_errors(path):
             image = None if self._cache is None else self._cache.read(row, path, os.stat(path))
             if image is not None:
