@@ -15,6 +15,7 @@ from data.errors import DataError, read_lines
 from data.image_folder import find_images, say_left_out
 from data.images.decoders import choose
 from data.images.decoding import decode, image_errors, whole
+from data.subset import Subset
 from extras.finished.finished_run import FinishedRun
 from loaders import offers
 from training.config import ConfigError
@@ -44,6 +45,8 @@ class ImageFiles:
 
     def __init__(self, run: FinishedRun, paths: Sequence[str]) -> None:
         dataset, (self._name, *others) = run.data.test, run.task.inputs
+        while isinstance(dataset, Subset):  # what data.val_fraction split off, where there is no other test set
+            dataset = dataset.dataset
         if others:
             raise ConfigError(f"the network needs {', '.join(run.task.inputs)}: files give one image, so use --split")
         if not offers(dataset, "prepare"):
