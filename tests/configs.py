@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 import train as script  # registers the schema of the config
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
-DOORS = "tests.training.doors"
+EXTENSIONS = "tests.training.extensions"
 # 16 steps in two epochs. torch's loader, which starts no process.
 SMALL = (
     *("data=synthetic", "data.length=256", "data.test_length=64", "data.image_size=8", "train.batch_size=32"),
@@ -22,10 +22,10 @@ SMALL = (
 )
 # Two steps in an epoch, with a network whose `size` shows which settings a run has.
 FAST = [*SMALL, "model=linear", "data.length=64", "data.test_length=16", "train.epochs=1", "train.log_interval=1"]
-LINEAR = f"model._target_={DOORS}.linear"  # batch norm would make results depend on the parts of a batch
-IMAGES = [f"data._target_={DOORS}.Images", "train.batch_size=16", "data.length=64", LINEAR]
-TWO_PARTS = f"model._target_={DOORS}.TwoParts"
-STOP = f"+callbacks.stop._target_={DOORS}.Stop"
+LINEAR = f"model._target_={EXTENSIONS}.linear"  # batch norm would make results depend on the parts of a batch
+IMAGES = [f"data._target_={EXTENSIONS}.Images", "train.batch_size=16", "data.length=64", LINEAR]
+TWO_PARTS = f"model._target_={EXTENSIONS}.TwoParts"
+STOP = f"+callbacks.stop._target_={EXTENSIONS}.Stop"
 
 
 def composed(*overrides: str) -> DictConfig:

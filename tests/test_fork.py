@@ -12,7 +12,7 @@ from tests.forks import IS_OURS, PYTEST, ROOT, call, copy, snippets
 
 pytestmark = pytest.mark.skipif(not IS_OURS, reason="a fork's pages have other snippets")
 FILES = {
-    **snippets(ROOT / "docs" / "data.md", ROOT / "docs" / "doors.md"),
+    **snippets(ROOT / "docs" / "data.md", ROOT / "docs" / "extending.md"),
     "conf/data/points.yaml": "_target_: my.moons.Moons\nlength: ???\n",  # as a beginner writes it
     "conf/callbacks/points.yaml": "patience: {_target_: my.callbacks.Patience}\n",
     "conf/experiment/points.yaml": """# @package _global_

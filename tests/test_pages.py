@@ -77,18 +77,18 @@ def fork(folder: Path, *pages: Path) -> Path:
     return folder
 
 
-def test_the_doors_of_the_readme_open(python, tmp_path):
+def test_the_extension_points_of_the_readme_work(python, tmp_path):
     readme = PAGES[0]
-    doors = ["model=net", "'task.loss={_target_: torch.nn.MultiMarginLoss}'", "trainer._target_=my.Step"]
-    doors.append("+callbacks.enough._target_=my.Enough")
-    assert all(door in readme.read_text() for door in (*doors, "conf/model/net.yaml", "`_target_: my.net`"))
+    overrides = ["model=net", "'task.loss={_target_: torch.nn.MultiMarginLoss}'", "trainer._target_=my.Step"]
+    overrides.append("+callbacks.enough._target_=my.Enough")
+    assert all(text in readme.read_text() for text in (*overrides, "conf/model/net.yaml", "`_target_: my.net`"))
     folder = fork(tmp_path / "fork", readme)
     (folder / "conf" / "model" / "net.yaml").write_text("_target_: my.net\n")
     step = "from training.trainer import Trainer\nclass Step(Trainer):\n    def training_step(self, batch):\n"
     step += "        return self.task.loss(self.model(batch['image']), batch['label'])\n"
     with (folder / "my.py").open("a") as file:
         file.write(step)
-    call(python, folder, ["train.py", *SMALL[:6], *(shlex.split(door)[0] for door in doors)])
+    call(python, folder, ["train.py", *SMALL[:6], *(shlex.split(text)[0] for text in overrides)])
 
 
 @ALL_THERE

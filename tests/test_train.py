@@ -1,4 +1,4 @@
-"""What train.py promises of every run. tests/training has the tests of its parts, of resumes and of the doors."""
+"""What train.py promises of every run. tests/training tests its parts, resumes and extension points."""
 
 import json
 import os

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Measures the phases of a run; every moment counts for exactly one: docs/doors.md says which there are.
+    """Measures the phases of a run; every moment counts for exactly one: docs/extending.md says which there are.
 
     seconds: of each phase, until the last change of phase.
     watchers: functions that get the name, start and end (seconds of time.perf_counter) of each phase that ends.

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.configs import CONF, FAST
-from tests.training.doors import Stop
+from tests.training.extensions import Stop
 from training.launch import EXPECTED
 
 

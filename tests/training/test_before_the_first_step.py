@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import DataError
-from tests.configs import DOORS, IMAGES, LINEAR, checkpoint, metrics, steps, train
-from tests.training.doors import Faulty, Images, Stream, Worst, lying
+from tests.configs import EXTENSIONS, IMAGES, LINEAR, checkpoint, metrics, steps, train
+from tests.training.extensions import Faulty, Images, Stream, Worst, lying
 from training.checks import check_dataset, check_ranks
 from training.tasks import Classification
 from training.trainer import Trainer
@@ -69,7 +69,7 @@ def own(key: str, name: str) -> str:
 
 
 def fault(name: str) -> list[str]:
-    return [f"data._target_={DOORS}.Faulty", f"+data.fault='{name}'"]
+    return [f"data._target_={EXTENSIONS}.Faulty", f"+data.fault='{name}'"]
 
 
 def formed(form: str) -> list[str]:
@@ -131,8 +131,8 @@ class Soft(Images):
         return image, torch.tensor([0.9 - 0.8 * label, 0.1 + 0.8 * label])
 
 
-STREAM = f"data._target_={DOORS}.Stream"
-SYNTHETIC, PAIRS = "data._target_=data.synthetic.Synthetic", f"sampler._target_={DOORS}.Pairs"
+STREAM = f"data._target_={EXTENSIONS}.Stream"
+SYNTHETIC, PAIRS = "data._target_=data.synthetic.Synthetic", f"sampler._target_={EXTENSIONS}.Pairs"
 MARGIN = "task.loss={_target_: torch.nn.MultiMarginLoss}"
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 NOT_FITTING = {
@@ -168,7 +168,7 @@ NOT_FITTING = {
     "a field that is not there": (["task.inputs=picture", SYNTHETIC], ["picture", "image"]),
     "a score without a direction": (LOSSLESS, ["task.metric=lossless", r"task\.higher_is_better=true or false"]),
     "a metric that is not there": (
-        metric("Several", "m_wurst", DOORS),
+        metric("Several", "m_wurst", EXTENSIONS),
         [r"task\.metric=m_wurst", "m_worst", "accuracy"],
     ),
     "other images to test": (fault("other test images"), [r"6, 8", "test"]),
@@ -282,7 +282,7 @@ class Snapshot:
 
 def test_the_checks_before_the_first_step_leave_no_trace(tmp_path):
     overrides = [own("model", "Noisy"), *metric("Seen", "loss"), "train.max_steps=3"]
-    overrides += [own("+callbacks.snapshot", "Snapshot"), f"trainer._target_={DOORS}.Doubled"]
+    overrides += [own("+callbacks.snapshot", "Snapshot"), f"trainer._target_={EXTENSIONS}.Doubled"]
     drawn = []
     for quiet in (False, True):
         train(tmp_path / str(quiet), *overrides, f"+model.quiet={quiet}")

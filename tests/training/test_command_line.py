@@ -55,7 +55,7 @@ def test_a_wrong_setting_exits_with_1_without_a_traceback_and_is_named(command, 
 
 def test_an_error_in_the_code_of_a_fork_has_a_traceback(command):
     shown = command(*FAST, *stop(2, "mine"), "hydra.run.dir=out", ends_with=1)
-    assert "ZeroDivisionError: mine" in shown and "doors.py" in shown
+    assert "ZeroDivisionError: mine" in shown and "extensions.py" in shown
 
 
 # How it ends

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from tests.configs import DOORS, LINEAR, checkpoint, differences, steps, train
+from tests.configs import EXTENSIONS, LINEAR, checkpoint, differences, steps, train
 
 
 class Looks:
@@ -27,7 +27,7 @@ class Looks:
 
 
 CONSTANT = [LINEAR, "schedule=constant"]  # another schedule depends on train.max_steps
-STREAM = [f"data._target_={DOORS}.Stream", "train.steps_per_epoch=8", "train.batch_size=16", "loader.streams=2"]
+STREAM = [f"data._target_={EXTENSIONS}.Stream", "train.steps_per_epoch=8", "train.batch_size=16", "loader.streams=2"]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.configs import DOORS, IMAGES, LINEAR, STOP, TWO_PARTS, checkpoint, differences, steps, train, untimed
-from tests.training.doors import Images, Stop
+from tests.configs import EXTENSIONS, IMAGES, LINEAR, STOP, TWO_PARTS, checkpoint, differences, steps, train, untimed
+from tests.training.extensions import Images, Stop
 from training.stopping import Stopped
 
 
@@ -38,15 +38,15 @@ CONFIGS = {
     "bf16": ["train.precision=bf16", "optim=adamw", "schedule=step", "schedule.step_size=1"],
     "fp16, clip": [LINEAR, "train.precision=fp16", "train.clip_norm=1"],
     "val split, mixup, erase": ["data.val_fraction=0.25", "augment.mixup=0.2", "augment.erase=0.5", "train.epochs=3"],
-    "two optimizers": [TWO_PARTS, f"trainer._target_={DOORS}.Alternating", "train.max_steps=13"],
-    "modules beside the network": [LINEAR, f"trainer._target_={DOORS}.Beside", "task.metric=loss"],
+    "two optimizers": [TWO_PARTS, f"trainer._target_={EXTENSIONS}.Alternating", "train.max_steps=13"],
+    "modules beside the network": [LINEAR, f"trainer._target_={EXTENSIONS}.Beside", "task.metric=loss"],
     "states of parts": [
-        *(LINEAR, f"task.loss={{_target_: {__name__}.Centred}}", f"optim._target_={DOORS}.Signs"),
-        f"+callbacks.spy._target_={DOORS}.Spy",
+        *(LINEAR, f"task.loss={{_target_: {__name__}.Centred}}", f"optim._target_={EXTENSIONS}.Signs"),
+        f"+callbacks.spy._target_={EXTENSIONS}.Spy",
     ],
-    "batch sampler": [LINEAR, f"batch_sampler._target_={DOORS}.Pairs", "train.last_batch=keep", "data.length=32"],
+    "batch sampler": [LINEAR, f"batch_sampler._target_={EXTENSIONS}.Pairs", "train.last_batch=keep", "data.length=32"],
     "stream": [
-        *(f"data._target_={DOORS}.Stream", "train.steps_per_epoch=9", "train.batch_size=16", "loader.streams=4"),
+        *(f"data._target_={EXTENSIONS}.Stream", "train.steps_per_epoch=9", "train.batch_size=16", "loader.streams=4"),
         "loader.shuffle_buffer=20",
     ],
 }

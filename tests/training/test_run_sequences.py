@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from data.errors import DataError
 from tests.configs import LINEAR, STOP, checkpoint, differences, train
-from tests.training.doors import Stop
+from tests.training.extensions import Stop
 from training.run import Run
 from training.stopping import Stopped
 

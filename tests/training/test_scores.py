@@ -3,8 +3,8 @@
 import pytest
 from torch import Tensor, nn
 
-from tests.configs import DOORS, LINEAR, checkpoint, metrics, train
-from tests.training.doors import Worst
+from tests.configs import EXTENSIONS, LINEAR, checkpoint, metrics, train
+from tests.training.extensions import Worst
 
 
 def falling(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def test_the_best_checkpoint_is_the_best_in_the_direction_that_is_known_or_given
 
 
 def test_a_metric_of_an_epoch_may_return_several_numbers_and_choose_the_best_checkpoint(tmp_path, caplog):
-    several = [f"task.metrics={{m: {{_target_: {DOORS}.Several}}}}", "task.metric=m_worst"]
+    several = [f"task.metrics={{m: {{_target_: {EXTENSIONS}.Several}}}}", "task.metric=m_worst"]
     summary = train(tmp_path, LINEAR, *several, "train.epochs=3")
     assert 0 <= summary["test_m_worst"] <= 1 and summary["test_m_map"] == 0.5
     assert not {"test_m_classes", "test_m_name"} & summary.keys()

@@ -8,13 +8,13 @@ import psutil
 import pytest
 import torch
 
-from tests.configs import CONF, DOORS, LINEAR, SMALL, TWO_PARTS, checkpoint, differences, metrics, stop, untimed
+from tests.configs import CONF, EXTENSIONS, LINEAR, SMALL, TWO_PARTS, checkpoint, differences, metrics, stop, untimed
 from tests.python_server import PythonServer
 
 LONG = 100  # seconds within which every run has to end
 SETTINGS = [
     *(*SMALL, LINEAR, "train.batch_size=16", "data.length=320", "data.test_length=65", "optim.lr=0.01"),
-    *(f"task.metrics={{worst: {{_target_: {DOORS}.Worst}}}}", "task.metric=worst", "loader=workers"),
+    *(f"task.metrics={{worst: {{_target_: {EXTENSIONS}.Worst}}}}", "task.metric=worst", "loader=workers"),
 ]
 NO_DROPOUT = [TWO_PARTS, "+model.dropout=0.0"]
 UNUSED = [*NO_DROPOUT, "+model.sums=false"]
@@ -113,7 +113,7 @@ def test_after_a_rank_was_killed_the_run_is_restarted_and_ends_with_the_same_bit
 @pytest.mark.parametrize(
     "settings",
     [
-        [*NO_DROPOUT, f"trainer._target_={DOORS}.Alternating"],  # two optimizers
+        [*NO_DROPOUT, f"trainer._target_={EXTENSIONS}.Alternating"],  # two optimizers
         [*UNUSED, "train.max_steps=3", "train.find_unused_parameters=true"],
         ["train.accumulate=2", "task.loss={_target_: torch.nn.CrossEntropyLoss, ignore_index: 3}"],
     ],
@@ -128,14 +128,14 @@ def test_a_rank_without_a_test_sample_changes_no_score(python, tmp_path):
     curve = (
         "{_target_: torchmetrics.AveragePrecision, task: multiclass, num_classes: 10}"  # keeps what it gets in lists
     )
-    metrics = f"task.metrics={{worst: {{_target_: {DOORS}.Worst}}, curve: {curve}}}"
+    metrics = f"task.metrics={{worst: {{_target_: {EXTENSIONS}.Worst}}, curve: {curve}}}"
     settings = [*NO_DROPOUT, "data.test_length=1", metrics, "train.max_steps=4"]
     assert_close(*(Run(python, tmp_path / f"{n}", *settings, processes=n).finish() for n in (1, 2)))
 
 
 @pytest.mark.slow
 def test_batches_of_a_batch_sampler_are_shared(python, tmp_path):
-    pairs = [f"batch_sampler._target_={DOORS}.Pairs", "train.last_batch=keep", "train.batch_size=2"]
+    pairs = [f"batch_sampler._target_={EXTENSIONS}.Pairs", "train.last_batch=keep", "train.batch_size=2"]
     run = Run(python, tmp_path, *pairs).finish()
     assert checkpoint(run.out)["step"] == 2 * 320 // 2 // 2
 
@@ -151,7 +151,7 @@ def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(pytho
 
 @pytest.mark.slow
 def test_processes_save_the_places_of_all_streams_and_go_on_there_with_other_workers(python, tmp_path):
-    stream = [f"data._target_={DOORS}.Stream", *NO_DROPOUT, "train.steps_per_epoch=12", "loader.streams=4"]
+    stream = [f"data._target_={EXTENSIONS}.Stream", *NO_DROPOUT, "train.steps_per_epoch=12", "loader.streams=4"]
     whole = Run(python, tmp_path / "whole", *stream).finish()
     stopped = [*stream, *stop(14), "loader.num_workers=1"]
     Run(python, tmp_path / "stopped", *stopped).finish("SIGTERM")

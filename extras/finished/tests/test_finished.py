@@ -18,7 +18,7 @@ from extras.finished import evaluate, export, predict
 from extras.finished.evaluation import MISTAKES, Evaluation
 from extras.finished.finished_run import FinishedRun
 from extras.finished.samples import Samples, batches_of, name_of
-from tests.configs import DOORS, composed, train
+from tests.configs import EXTENSIONS, composed, train
 from train import run
 from training.config import ConfigError
 from training.weights import find
@@ -131,7 +131,7 @@ def test_the_scores_are_those_of_the_run_and_all_is_written(trained, tmp_path, c
     "overrides",
     [
         ["callbacks.ema.decay=0.9"],  # the mean of the weights was evaluated
-        [f"trainer._target_={DOORS}.Beside", "task.metric=loss"],
+        [f"trainer._target_={EXTENSIONS}.Beside", "task.metric=loss"],
         ["data.num_classes=3", "task.class_weights=[1,2,1]", "data.val_fraction=0.25"],
     ],
 )

@@ -11,7 +11,7 @@ import torch
 
 from extras.report import free_data
 from extras.report.load import Load, free_seconds
-from tests.configs import DOORS, checkpoint, differences, stop, train
+from tests.configs import EXTENSIONS, checkpoint, differences, stop, train
 from training.stopping import Stopped
 from training.verdict import Measured
 
@@ -119,7 +119,7 @@ def test_measuring_changes_neither_checkpoints_nor_weights_nor_scores(tmp_path):
 
 
 def test_free_data_are_measured_with_a_train_step_that_does_not_always_step_under_fp16(tmp_path):
-    every_other = f"trainer._target_={DOORS}.EveryOther"
+    every_other = f"trainer._target_={EXTENSIONS}.EveryOther"
     assert train(tmp_path, REPORT % 0.2, *LINEAR, every_other, "train.precision=fp16")["free_step_ms"]
 
 

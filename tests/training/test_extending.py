@@ -1,4 +1,4 @@
-"""The doors of a run, used as a fork uses them: one small run each."""
+"""The extension points of a run, used as a fork uses them: one small run each."""
 
 import json
 from typing import Any
@@ -11,13 +11,25 @@ from torch.utils.data import WeightedRandomSampler
 
 from data.errors import DataError
 from data.synthetic import Synthetic
-from tests.configs import DOORS, IMAGES, LINEAR, SMALL, STOP, checkpoint, composed, differences, metrics, steps, train
-from tests.training.doors import Images, Spy, Stop, lying
+from tests.configs import (
+    EXTENSIONS,
+    IMAGES,
+    LINEAR,
+    SMALL,
+    STOP,
+    checkpoint,
+    composed,
+    differences,
+    metrics,
+    steps,
+    train,
+)
+from tests.training.extensions import Images, Spy, Stop, lying
 from training.config import checked
 from training.datasets import Datasets
 from training.stopping import Stopped
 
-SPY = f"+callbacks.spy._target_={DOORS}.Spy"
+SPY = f"+callbacks.spy._target_={EXTENSIONS}.Spy"
 
 
 # Callbacks
@@ -58,7 +70,7 @@ class Fails:
 
 
 def with_a_callback_that_fails(where: str) -> list[str]:
-    first, last = (f"+callbacks.{name}._target_={DOORS}.Spy" for name in ("first", "last"))
+    first, last = (f"+callbacks.{name}._target_={EXTENSIONS}.Spy" for name in ("first", "last"))
     return [LINEAR, first, f"+callbacks.fails={{_target_: {__name__}.Fails, where: {where}}}", last]
 
 
@@ -105,7 +117,7 @@ def test_a_run_ends_early_when_its_score_does_not_improve(tmp_path, caplog):
 
 def test_a_training_step_of_a_fork_trains_and_what_it_logs_is_in_the_line(tmp_path):
     plain = [LINEAR, "optim.momentum=0", "optim.nesterov=false", "optim.weight_decay=0", "train.epochs=1"]
-    train(tmp_path / "own", *plain, f"trainer._target_={DOORS}.Doubled", "optim.lr=0.1")
+    train(tmp_path / "own", *plain, f"trainer._target_={EXTENSIONS}.Doubled", "optim.lr=0.1")
     train(tmp_path / "usual", *plain, "optim.lr=0.2")
     own, usual = (steps(tmp_path / name) for name in ("own", "usual"))
     for mine, other in zip(own, usual, strict=True):
@@ -115,12 +127,12 @@ def test_a_training_step_of_a_fork_trains_and_what_it_logs_is_in_the_line(tmp_pa
 
 
 def test_a_train_step_of_a_fork_need_not_step_each_time_though_fp16_scales_the_loss(tmp_path):
-    train(tmp_path, LINEAR, f"trainer._target_={DOORS}.EveryOther", "train.precision=fp16")
+    train(tmp_path, LINEAR, f"trainer._target_={EXTENSIONS}.EveryOther", "train.precision=fp16")
     assert steps(tmp_path)[-1]["step"] == 16
 
 
 def test_an_optimizer_of_a_fork_keeps_numbers_in_its_groups_over_a_resume_and_takes_a_new_rate(tmp_path):
-    settings = [LINEAR, f"optim._target_={DOORS}.Signs", "schedule=constant", "optim.lr=0.01"]
+    settings = [LINEAR, f"optim._target_={EXTENSIONS}.Signs", "schedule=constant", "optim.lr=0.01"]
     train(tmp_path, *settings, "train.max_steps=5")
     train(tmp_path, *settings, "train.max_steps=7", "optim.lr=0.001")
     (optimizer,) = checkpoint(tmp_path)["optimizers"]
@@ -197,7 +209,7 @@ def test_a_sampler_decides_which_samples_train(tmp_path, loader):
 
 
 def test_a_batch_sampler_makes_the_batches(tmp_path):
-    pairs = [f"batch_sampler._target_={DOORS}.Pairs", "train.last_batch=keep", "data.length=20", "train.epochs=1"]
+    pairs = [f"batch_sampler._target_={EXTENSIONS}.Pairs", "train.last_batch=keep", "data.length=20", "train.epochs=1"]
     train(tmp_path, *pairs, "loader=prefetch")
     assert checkpoint(tmp_path)["step"] == 10
 
@@ -227,7 +239,7 @@ def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_eval
 
 
 def test_an_evaluation_may_be_of_some_steps_only_and_a_stream_has_epochs_of_as_many_steps_as_it_is_told(tmp_path):
-    stream = [f"data._target_={DOORS}.Stream", "train.steps_per_epoch=9", "train.batch_size=16", "loader=workers"]
+    stream = [f"data._target_={EXTENSIONS}.Stream", "train.steps_per_epoch=9", "train.batch_size=16", "loader=workers"]
     stream += ["loader.streams=4", f"task.scores={{seen: {{_target_: {__name__}.samples}}}}"]
     train(tmp_path, *stream, "train.eval_steps=1")
     tests = [line for line in metrics(tmp_path) if "test_accuracy" in line]
@@ -252,7 +264,7 @@ def test_images_are_normalised_by_the_mean_and_std_of_their_dataset():
 
 @pytest.mark.parametrize("loader", ["torch", "workers", "threads"])
 def test_a_later_sample_that_cannot_be_read_ends_the_run_in_its_own_words(tmp_path, error, loader):
-    late = [*IMAGES, f"data._target_={DOORS}.Faulty", "+data.fault=one unreadable", f"loader={loader}"]
+    late = [*IMAGES, f"data._target_={EXTENSIONS}.Faulty", "+data.fault=one unreadable", f"loader={loader}"]
     with error(r"37\.png is missing"):
         train(tmp_path, *late)
     if loader == "workers":
