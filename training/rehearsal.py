@@ -78,7 +78,7 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     modules = [trainer.model, *trainer.others.values()]
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     # Two samples are not worth a minute of compiling.
-    eager = torch.compiler.set_stance("force_eager") if trainer.config.compile else nullcontext()
+    eager = torch.compiler.set_stance("force_eager") if trainer.train_config.compile else nullcontext()
     with evaluating(modules), torch.no_grad(), trainer.autocast, eager:
         yield
     for buffer, before in buffers:

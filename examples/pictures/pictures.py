@@ -32,7 +32,7 @@ class Pictures:
         with torch.no_grad(), trainer.autocast:  # the network is evaluating, and draws no random numbers
             on_device = move(batch, lambda tensor: tensor.to(trainer.device))
             inputs, labels = trainer.inputs_and_labels(run.data.transform(on_device))
-            predicted = (trainer.evaluated or trainer.model)(*inputs).argmax(1)
+            predicted = (trainer.ema_model or trainer.model)(*inputs).argmax(1)
         folder = run.folder / "pictures"
         folder.mkdir(exist_ok=True)
         grid = self.grid(images, labels.flatten().tolist(), predicted.tolist(), test.classes)

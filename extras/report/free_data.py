@@ -76,7 +76,7 @@ def repeat(run: Run, batch: Any, steps: int) -> list[float]:
     """Trains on the batch. Returns the seconds per step of each process; [] after a signal."""
     began = time.perf_counter()
     for _ in range(steps):
-        run.trainer.take_step(batch)
+        run.trainer.run_step(batch)
     Accelerator(run.trainer.device).synchronize()
     results = run.processes.gather(((time.perf_counter() - began) / steps, run.checkpoints.signals.received))
     return [] if any(signal for _, signal in results) else [taken for taken, _ in results]
@@ -93,7 +93,7 @@ def queueing_seconds(run: Run, batches: list[Any], steps: int) -> float | None:
     for number in range(steps):
         accelerator.synchronize()
         began = time.perf_counter()
-        run.trainer.take_step(batches[number % len(batches)])
+        run.trainer.run_step(batches[number % len(batches)])
         seconds.append(time.perf_counter() - began)
     accelerator.synchronize()
     return max(run.processes.gather(statistics.median(seconds)))
@@ -109,7 +109,7 @@ def synchronizes(run: Run, batch: Any) -> bool:
         warnings.filterwarnings("always", "called a synchronizing CUDA operation")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            run.trainer.take_step(batch)
+            run.trainer.run_step(batch)
         finally:
             torch.cuda.set_sync_debug_mode(earlier)
     return bool(waits)
