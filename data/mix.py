@@ -1,8 +1,7 @@
 """Mix: several datasets as one, whose training samples are drawn from each by weights (loaders.Mixture)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch.utils.data import ConcatDataset, IterableDataset
 from data.array_dataset import ArrayDataset
 from data.errors import DataError, check_choice
 from data.images.crops import CroppedDataset, class_indices
-from data.subset import split
+from data.subset import split, unaugmented
 from loaders import Mixture, offers
 
 
@@ -25,61 +24,81 @@ def mixed(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Any:
-    """The training sets of all parts, or the test set of the part `test` (None: the first).
+    """Returns a Mix of the training sets of all parts, or the test set of the part `test` (None: the first part).
 
-    parts: by name, functions of `train` that return a dataset. weights: by name, see loaders.Mixture; None: lengths.
-    classes, mean, std: None: those that all parts have. The labels of our own datasets are translated to `classes`.
-    Raises DataError for parts that do not fit together.
+    parts: functions of `train` that return a dataset, by name.
+    weights: how often each part is drawn, by name, see loaders.Mixture. None: in proportion to the lengths.
+    classes, mean, std: None: the values that all parts have. The labels of our own datasets are translated to
+    `classes`. Raises DataError for parts that do not fit together.
     """
     if not parts:
         raise DataError("data.parts is empty: put /data@data.parts.NAME: image_folder into an experiment's defaults")
     if weights is not None and weights.keys() != parts.keys():
         raise DataError(f"data.weights={weights}: give a number for each of the parts {', '.join(parts)}")
-    tested = test or next(iter(parts))
-    check_choice("data.test", tested, parts)
-    built = {name: parts[name](train=train) for name in (parts if train else [tested])}
-    for name, part in built.items():
-        if isinstance(part, IterableDataset):
+    if test is None:
+        test = next(iter(parts))
+    check_choice("data.test", test, parts)
+    names = parts if train else [test]
+    datasets = {name: parts[name](train=train) for name in names}
+    for name, dataset in datasets.items():
+        if isinstance(dataset, IterableDataset):
             raise DataError(f"data.parts.{name} is a stream: a mixture needs datasets that have a length")
-        if classes is not None and isinstance(part, ArrayDataset | CroppedDataset):
-            own, where = np.array(part.classes)[part.labels], f"data.parts.{name}, sample {{}}".format
-            part.labels = class_indices(own, np.array(classes), where, "add it to data.classes")
-            part.classes = tuple(classes)
-    return Mix(built, weights, {"classes": classes, "mean": mean, "std": std}) if train else built[tested]
+        if classes is not None and isinstance(dataset, ArrayDataset | CroppedDataset):
+            labels = np.array(dataset.classes)[dataset.labels]
+            where = f"data.parts.{name}, sample {{}}".format
+            dataset.labels = class_indices(labels, np.array(classes), where, "add it to data.classes")
+            dataset.classes = tuple(classes)
+    if not train:
+        return datasets[test]
+    return Mix(datasets, weights, test, {"classes": classes, "mean": mean, "std": std})
 
 
 class Mix(ConcatDataset[Any]):
-    """The samples of the datasets in `parts`, one after the other. Batches are read part by part, if all parts can.
+    """The samples of the datasets in `parts`, one after the other. If all parts have `read_batch`, so has the mixture.
 
-    about: values of attributes; None: the one that all parts have. Raises DataError if they differ.
+    tested: the name of the part that prepares new images. about: values of attributes, by name; None: the value that
+    all parts have. Raises DataError if theirs differ.
     """
 
     is_val = None  # a part may have samples to validate on: see data.subset.split
 
-    def __init__(self, parts: dict[str, Any], weights: dict[str, float] | None, about: dict[str, Any]) -> None:
+    def __init__(
+        self, parts: dict[str, Any], weights: dict[str, float] | None, tested: str, about: dict[str, Any]
+    ) -> None:
         super().__init__(parts.values())
-        self.parts, self.weights, self.about = parts, weights, about
+        self.names = list(parts)
+        self.weights = weights
+        self.tested = self.names.index(tested)
         for key, value in about.items():
-            setattr(self, key, value or self._common(key, [getattr(part, key, None) for part in self.datasets]))
-        if all(offers(part, "read_batch") for part in self.datasets):
-            specs = [dict(part.sample_spec()) for part in self.datasets]  # type: ignore[attr-defined]
-            self._common("image_size", [list(spec.items()) for spec in specs])
+            if value is None:
+                value = self._common(key, [getattr(part, key, None) for part in parts.values()])
+            setattr(self, key, value)
+        # What a part does not offer is switched off: a loader then reads sample by sample.
+        if not offers(parts[tested], "prepare"):
+            self.prepare = None  # type: ignore[assignment]
+        if not all(offers(part, "read_batch") for part in parts.values()):
+            self.read_batch = None  # type: ignore[assignment]
         else:
-            self.read_batch = None  # type: ignore[assignment]  # a loader then reads sample by sample
+            self._common("image_size", [part.sample_spec().items() for part in parts.values()])
 
     def _common(self, key: str, values: list[Any]) -> Any:
-        for name, value in zip(self.parts, values, strict=True):
-            if list(value or ()) != list(values[0] or ()):
-                differ = f"data.parts.{name} has another {key} than {next(iter(self.parts))}: {value}, not {values[0]}"
-                raise DataError(f"{differ}; make them equal, or set data.{key} for classes, mean and std")
+        """The value that all parts have."""
+        first, *others = ([] if value is None else list(value) for value in values)
+        for name, other in zip(self.names[1:], others, strict=True):
+            if other != first:
+                raise DataError(
+                    f"data.parts.{name} has another {key} than {self.names[0]}: {other}, not {first}; make them "
+                    f"equal, or set data.{key} for classes, mean and std"
+                )
         return values[0]
 
     @property
     def mixture(self) -> Mixture:
         """The order of training."""
-        lengths = {name: len(part) for name, part in self.parts.items()}
-        weights = lengths if self.weights is None else self.weights
-        return Mixture(tuple(lengths.values()), tuple(weights[name] for name in lengths))
+        lengths = tuple(len(part) for part in self.datasets)  # type: ignore[arg-type]
+        if self.weights is None:
+            return Mixture(lengths, lengths)
+        return Mixture(lengths, tuple(self.weights[name] for name in self.names))
 
     @property
     def labels(self) -> np.ndarray:
@@ -91,22 +110,43 @@ class Mix(ConcatDataset[Any]):
         return [self._of(side) for side in zip(*pairs, strict=True)]
 
     def without_augmentation(self) -> "Mix":
-        return self._of([getattr(part, "without_augmentation", partial(copy, part))() for part in self.datasets])
+        return self._of([unaugmented(part) for part in self.datasets])
 
-    def _of(self, parts: Iterable[Any]) -> "Mix":
-        return Mix(dict(zip(self.parts, parts, strict=True)), self.weights, self.about)
+    def _of(self, parts: Sequence[Any]) -> "Mix":
+        """The mixture with other samples of each part."""
+        mix = copy(self)
+        ConcatDataset.__init__(mix, parts)
+        return mix
+
+    def prepare(self, image: Any) -> Any:
+        return self.datasets[self.tested].prepare(image)  # type: ignore[attr-defined]
 
     def sample_spec(self) -> Any:
         return self.datasets[0].sample_spec()  # type: ignore[attr-defined]
 
     def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
-        """Writes the samples at `indices` (B,) into `out`, part by part; each row has its own random numbers."""
+        """Writes the samples at `indices` (B,) into `out`, part by part; each row has its own random numbers.
+
+        A field that a part adds to `out` must be a list with an item per row; rows of other parts get None.
+        """
         numbers = np.searchsorted(self.cumulative_sizes, indices, side="right")
+        fields = list(out)
         for number in np.unique(numbers).tolist():
             part: Any = self.datasets[number]
             rows = np.flatnonzero(numbers == number)
-            own = {name: torch.empty_like(field[: len(rows)]) for name, field in out.items()}
-            first = self.cumulative_sizes[number] - len(part)
-            part.read_batch(indices[rows] - first, own, random.of_rows(rows))
-            for name, field in own.items():  # KeyError if a part adds fields
-                out[name][rows] = field
+            batch = {name: torch.empty_like(out[name][: len(rows)]) for name in fields}
+            start = self.cumulative_sizes[number] - len(part)
+            part.read_batch(indices[rows] - start, batch, random.of_rows(rows))
+            for name, values in batch.items():
+                if name in fields:
+                    out[name][rows] = values
+                elif isinstance(values, list) and len(values) == len(rows):
+                    column = out.setdefault(name, [None] * len(indices))
+                    for row, value in zip(rows.tolist(), values, strict=True):
+                        column[row] = value
+                else:
+                    kind = type(values).__name__
+                    raise DataError(
+                        f"data.parts.{self.names[number]}: read_batch adds {name!r}, a {kind}, and a mixture needs a "
+                        "list with an item per row: return one, or remove the method"
+                    )

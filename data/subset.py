@@ -1,4 +1,7 @@
-"""Subset: some samples of a dataset, with all that the dataset offers (data/__init__.py), for these samples."""
+"""Subset: some samples of a dataset. It offers what the dataset offers (data/__init__.py), for these samples.
+
+split: divides a dataset into training and validation samples, the same ones each time.
+"""
 
 from collections.abc import Sequence
 from inspect import ismethod
@@ -9,43 +12,44 @@ import numpy as np
 from data.errors import DataError
 from loaders import offers
 
-AS_THEY_ARE = ("sample_spec", "augment_batch", "prepare")  # methods that take no index
-TRANSLATED = ("will_read", "path", "without_augmentation")  # methods that Subset has if the dataset has them
+WITHOUT_INDEX = ("sample_spec", "augment_batch", "prepare")  # methods that are passed on
+TRANSLATED = ("will_read", "path", "without_augmentation")  # methods that get translated indices
 
 
 class Subset:
     """The samples of `dataset` at `indices`, int64 (N,).
 
-    Other methods of the dataset are not passed on, as they may take an index: call them on `dataset`.
+    A method of the dataset that may take an index is not passed on: call it on `dataset`.
     """
 
     def __init__(self, dataset: Any, indices: np.ndarray) -> None:
-        self.dataset, self.indices = dataset, indices
-        for name in (*AS_THEY_ARE, "classes", "mean", "std"):
+        self.dataset = dataset
+        self.indices = indices
+        for name in (*WITHOUT_INDEX, "classes", "mean", "std"):
             if hasattr(dataset, name):
                 setattr(self, name, getattr(dataset, name))
         for name in ("read_batch", "arrays"):
             if not offers(dataset, name):
-                setattr(self, name, None)  # a loader then reads the subset as it reads the dataset: without it
+                setattr(self, name, None)  # a loader then reads the subset without it, as it reads the dataset
 
     def __getattr__(self, name: str) -> Any:
-        """The dataset's attributes, such as `labels`; those with a value per sample have only this part's values."""
+        """The dataset's attributes, such as `labels`. Those with a value per sample have the values of the subset."""
+        kind = type(self).__name__
         if name.startswith("_") or name in ("dataset", "indices"):
-            raise AttributeError(f"{type(self).__name__} has no {name}")
+            raise AttributeError(f"{kind} has no {name}")
         value = getattr(self.dataset, name)
         if name in TRANSLATED:
             return getattr(self, f"_{name}")
         if ismethod(value):
-            raise AttributeError(
-                f"{type(self).__name__} has no {name}(), as it may take an index: call dataset.{name}"
-            )
-        if hasattr(value, "iloc"):  # of pandas, which would look for its own labels
+            raise AttributeError(f"{kind} has no {name}(), as it may take an index: call dataset.{name}")
+        if hasattr(value, "iloc"):  # pandas looks for its own labels, not for positions
             value = value.to_numpy()
-        is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
-        sizes = (len(value),) if is_sequence else getattr(value, "shape", ())
-        if sizes[:1] != (len(self.dataset),):
-            return value
-        return [value[int(index)] for index in self.indices] if is_sequence else value[self.indices]
+        count = len(self.dataset)
+        if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == count:
+            return [value[int(index)] for index in self.indices]
+        if getattr(value, "shape", ())[:1] == (count,):
+            return value[self.indices]
+        return value
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -69,57 +73,77 @@ class Subset:
         return {name: array[self.indices] for name, array in self.dataset.arrays().items()}
 
 
-def split(dataset: Any, fraction: float) -> tuple[Any, Any]:
-    """Splits a random `fraction` (0..1) off the dataset: (the rest, the part), each in the dataset's order.
+def unaugmented(dataset: Any) -> Any:
+    """The same samples without augmentation, if the dataset has a method for it; else the dataset."""
+    if hasattr(dataset, "without_augmentation"):
+        return dataset.without_augmentation()
+    return dataset
 
-    The part is the same each time. It is not augmented if the dataset has a method `without_augmentation()`.
-    A dataset may have `is_val`, bool (N,): this is the part; `val_groups` (N,): each group is on one side;
-    `stratify`: whether the part has its share of each of the classes in `labels`. A mixture splits each part.
+
+def split(dataset: Any, fraction: float) -> tuple[Any, Any]:
+    """Splits the dataset into (training samples, validation samples), each in the dataset's order.
+
+    The validation samples are a random `fraction` (0..1), the same ones each time, and are not augmented. With 0 there
+    are none. A dataset may have `is_val`, bool (N,), which names the validation samples; `val_groups`, (N,): samples of
+    one group are never separated; `stratify`: each class in `labels` is split by itself. Each part of a mixture is
+    split by itself. Raises DataError if the dataset cannot be split so.
     """
     if hasattr(dataset, "split_parts"):
-        rest, part = dataset.split_parts(fraction)
-        return rest, part
-    chosen, groups = (getattr(dataset, name, None) for name in ("is_val", "val_groups"))
-    is_stratified, count = getattr(dataset, "stratify", False), len(dataset)
-    if not fraction and chosen is None:
-        return dataset, Subset(dataset, np.arange(0))
-    if fraction and chosen is not None:
+        training, validation = dataset.split_parts(fraction)
+        return training, validation
+    is_val = getattr(dataset, "is_val", None)
+    if is_val is None:
+        if not fraction:
+            return dataset, Subset(dataset, np.arange(0))
+        is_val = choose(dataset, fraction)
+    elif fraction:
         raise DataError(f"data.val_fraction={fraction}: data.split has val rows already; leave one of them out")
-    if chosen is None and (count < 2 or not 0 < fraction < 1):
+    training = Subset(dataset, np.flatnonzero(~is_val))
+    return training, Subset(unaugmented(dataset), np.flatnonzero(is_val))
+
+
+def choose(dataset: Any, fraction: float) -> np.ndarray:
+    """Chooses the validation samples at random: bool (N,)."""
+    count = len(dataset)
+    if count < 2 or not 0 < fraction < 1:
         raise DataError(f"data.val_fraction={fraction} of {count} samples: give a share below 1, of 2 or more")
-    if chosen is None and groups is None and not is_stratified:
+    groups = getattr(dataset, "val_groups", None)
+    is_stratified = getattr(dataset, "stratify", False)
+    if groups is None and not is_stratified:
         size = min(max(1, round(fraction * count)), count - 1)
-        chosen = np.zeros(count, bool)
-        chosen[np.random.default_rng(0).permutation(count)[:size]] = True
-    elif chosen is None:
-        classes = np.asarray(dataset.labels) if is_stratified else np.zeros(count, int)
-        if classes.shape != (count,) or classes.dtype.kind not in "iu":
-            raise DataError("data.stratify=true needs a class per sample: set it to false")
-        chosen = shares(classes, np.arange(count) if groups is None else groups, fraction)
-    plain = dataset.without_augmentation() if hasattr(dataset, "without_augmentation") else dataset
-    return Subset(dataset, np.flatnonzero(~chosen)), Subset(plain, np.flatnonzero(chosen))
+        order = np.random.default_rng(0).permutation(count)
+        return np.isin(np.arange(count), order[:size])
+    if groups is None:
+        groups = np.arange(count)
+    classes = np.asarray(dataset.labels) if is_stratified else np.zeros(count, int)
+    if classes.shape != (count,) or classes.dtype.kind not in "iu":
+        raise DataError("data.stratify=true needs a class per sample: set it to false")
+    return choose_groups(classes, groups, fraction)
 
 
-def shares(classes: np.ndarray, groups: np.ndarray, fraction: float) -> np.ndarray:
-    """Chooses whole groups at random, a `fraction` of the samples of each class, as nearly as groups allow: bool (N,).
+def choose_groups(classes: np.ndarray, groups: np.ndarray, fraction: float) -> np.ndarray:
+    """Chooses whole groups at random, as nearly a `fraction` of the samples of each class as groups allow: bool (N,).
 
     A group counts for the class of its first sample. The first group of a class is never chosen, so that all classes
-    are trained, if no group has several. What a class has chosen too little is chosen from the next one, up to half a
-    sample.
+    are trained, if no group has several. If too few samples of a class are chosen, the next class makes up for at most
+    half a sample.
     """
     _, firsts, numbers, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+    group_classes = classes[firsts]
     order = np.random.default_rng(0).permutation(len(firsts))
-    order = order[np.argsort(classes[firsts[order]], kind="stable")]
-    is_chosen, owed, last = np.zeros(len(order), bool), 0.0, None
+    order = order[np.argsort(group_classes[order], kind="stable")]
+    is_chosen = np.zeros(len(order), bool)
+    owed = 0.0  # samples of this class that are still to be chosen
+    previous = None
     for group in order.tolist():
-        label, size = classes[firsts[group]], sizes[group]
-        if label != last:
+        label = group_classes[group]
+        if label != previous:
             owed = min(owed, 0.5)
-        owed += fraction * size
-        if label == last and owed >= size / 2:
+        owed += fraction * sizes[group]
+        if label == previous and owed >= sizes[group] / 2:
             is_chosen[group] = True
-            owed -= size
-        last = label
+            owed -= sizes[group]
+        previous = label
     if not is_chosen.any():
         raise DataError(f"data.val_fraction={fraction} is less than half of a group or class: give a larger share")
     return is_chosen[numbers]

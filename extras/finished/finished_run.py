@@ -17,6 +17,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
+from data.subset import unaugmented
 from loaders import Preloader, build_loader
 from scripts import command
 from training.build import build
@@ -71,7 +72,7 @@ class FinishedRun:
         found = {"train": self.data.train, "val": self.data.val, "test": self.data.test}[split]
         if found is None:
             raise ConfigError("--split val: the run has no validation set, data.val_fraction was 0")
-        return found.without_augmentation() if hasattr(found, "without_augmentation") else found
+        return unaugmented(found)
 
     def loader(self, dataset: Any) -> Preloader:
         """A loader of the dataset in order, as the run evaluated it."""
