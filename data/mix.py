@@ -1,6 +1,6 @@
 """Mix: several datasets as one, whose training samples are drawn from each by weights (loaders.Mixture)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Any
 
@@ -65,7 +65,7 @@ class Mix(ConcatDataset[Any]):
     def __init__(
         self, parts: dict[str, Any], weights: dict[str, float] | None, tested: str, about: dict[str, Any]
     ) -> None:
-        super().__init__(parts.values())
+        self._set_datasets(parts.values())
         self.names = list(parts)
         self.weights = weights
         self.tested = self.names.index(tested)
@@ -73,13 +73,16 @@ class Mix(ConcatDataset[Any]):
             if value is None:
                 value = self._common(key, [getattr(part, key, None) for part in parts.values()])
             setattr(self, key, value)
-        # What a part does not offer is switched off: a loader then reads sample by sample.
+        if self.read_batch is not None:
+            self._common("image_size", [part.sample_spec().items() for part in parts.values()])
         if not offers(parts[tested], "prepare"):
             self.prepare = None  # type: ignore[assignment]
-        if not all(offers(part, "read_batch") for part in parts.values()):
-            self.read_batch = None  # type: ignore[assignment]
-        else:
-            self._common("image_size", [part.sample_spec().items() for part in parts.values()])
+
+    def _set_datasets(self, datasets: Iterable[Any]) -> None:
+        ConcatDataset.__init__(self, datasets)
+        vars(self).pop("read_batch", None)
+        if not all(offers(dataset, "read_batch") for dataset in self.datasets):
+            self.read_batch = None  # type: ignore[assignment]  # a loader then reads sample by sample
 
     def _common(self, key: str, values: list[Any]) -> Any:
         """The value that all parts have."""
@@ -112,10 +115,10 @@ class Mix(ConcatDataset[Any]):
     def without_augmentation(self) -> "Mix":
         return self._of([unaugmented(part) for part in self.datasets])
 
-    def _of(self, parts: Sequence[Any]) -> "Mix":
+    def _of(self, datasets: Iterable[Any]) -> "Mix":
         """The mixture with other samples of each part."""
         mix = copy(self)
-        ConcatDataset.__init__(mix, parts)
+        mix._set_datasets(datasets)
         return mix
 
     def prepare(self, image: Any) -> Any:
@@ -134,7 +137,7 @@ class Mix(ConcatDataset[Any]):
         for number in np.unique(numbers).tolist():
             part: Any = self.datasets[number]
             rows = np.flatnonzero(numbers == number)
-            batch = {name: torch.empty_like(out[name][: len(rows)]) for name in fields}
+            batch: dict[str, Any] = {name: torch.empty_like(out[name][: len(rows)]) for name in fields}
             start = self.cumulative_sizes[number] - len(part)
             part.read_batch(indices[rows] - start, batch, random.of_rows(rows))
             for name, values in batch.items():

@@ -84,9 +84,9 @@ def split(dataset: Any, fraction: float) -> tuple[Any, Any]:
     """Splits the dataset into (training samples, validation samples), each in the dataset's order.
 
     The validation samples are a random `fraction` (0..1), the same ones each time, and are not augmented. With 0 there
-    are none. A dataset may have `is_val`, bool (N,), which names the validation samples; `val_groups`, (N,): samples of
-    one group are never separated; `stratify`: each class in `labels` is split by itself. Each part of a mixture is
-    split by itself. Raises DataError if the dataset cannot be split so.
+    are none. A dataset may have `is_val`, bool (N,), which names the validation samples; `val_groups`, (N,): samples
+    of a group are never separated; `stratify`: each class in `labels` is split by itself. So is each part of a
+    mixture. Raises DataError if the dataset cannot be split so.
     """
     if hasattr(dataset, "split_parts"):
         training, validation = dataset.split_parts(fraction)

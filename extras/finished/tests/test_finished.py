@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from PIL import Image
 from torch import nn
 
@@ -19,6 +20,7 @@ from extras.finished.evaluation import MISTAKES, Evaluation
 from extras.finished.finished_run import FinishedRun
 from extras.finished.samples import Samples, batches_of, name_of
 from tests.configs import EXTENSIONS, composed, train
+from tests.data.fakes import write_images, write_table
 from train import run
 from training.config import ConfigError
 from training.weights import find
@@ -272,6 +274,29 @@ def test_a_table_has_scores_alone_and_a_column_of_numbers(table, tmp_path):
     assert [float(row["value"]) for row in found] == pytest.approx(expected, abs=1e-5)
     with pytest.raises(ConfigError, match="needs left, right: files give one image"):
         predicted(table, tmp_path / "p", __file__)
+
+
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_new_images_are_prepared_where_the_test_set_was_split_off_the_training_set(tmp_path, is_mixture):
+    images = write_images(tmp_path / "images", count=4)
+    part = {"table": str(write_table(images)), "image_size": 8, "cache": "ram", "cache_dir": str(tmp_path / "cache")}
+    part["test_transform"] = {"_target_": f"{HERE}.dark"}
+    prefix, choice = "data", ["data=image_table"]
+    if is_mixture:
+        prefix, choice = "data.parts.one", ["data=mix", "+data@data.parts.one=image_table"]
+    config = composed(*choice, "model=linear", "data.val_fraction=0.25", "train.epochs=1", "train.batch_size=4")
+    for key, value in part.items():
+        OmegaConf.update(config, f"{prefix}.{key}", value)
+    config.loader.num_workers = 1
+    run(config, tmp_path / "run")
+    rows = predicted(tmp_path / "run", tmp_path / "p", images / "val" / "cat", images / "val" / "dog")
+    assert len(rows) == 8 and {row["error"] for row in rows} == {""}
+    assert len({row["probability"] for row in rows}) == 1  # all are dark
+    assert len(predicted(tmp_path / "run", tmp_path / "p")) == 4
+
+
+def dark():
+    return lambda image: image[:, :8, :8] * 0
 
 
 def test_the_exported_program_in_the_readme_runs_without_the_repository(trained, tmp_path, python, bound):
