@@ -1,9 +1,9 @@
-"""Reseeds the random generators that a dataset and its transforms hold, as the global ones are: before each sample.
+"""Reseeds the random generators that a dataset and its transforms hold, before each sample, as the global ones are.
 
-Forked workers inherit equal generators, and would repeat each other's numbers. The generators are looked for before
-each batch, because an object may replace them: in attributes, lists, tuples, dicts and functools.partial, up to DEPTH
-levels deep. What is nowhere else than in a closure, a global variable or a `__slots__` object is not found.
-Invariant: every generator found gets another seed, a function of the sample's key and of its place among them alone.
+Forked workers inherit equal generators, and would repeat each other's numbers. The search runs before each batch,
+because an object may replace its generator. It looks into attributes, lists, tuples, dicts and functools.partial, up
+to DEPTH levels deep, but not into closures, global variables or `__slots__`.
+Invariant: each generator gets a seed of its own, a function of the sample's key and of its number among them alone.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ import torch
 from .randomness import GOLDEN, MASK, mix, seed_globals
 
 DEPTH = 8  # levels: a subset, its dataset, the transform, its list of parts, a part, its attribute
-LONGEST = 64  # items of a list or dict of parts; longer ones have data
+LONGEST = 64  # items: a longer list or dict holds data, not parts
 MOST = 1000  # objects that are looked at
 
 Reseed = Callable[[int], None]  # gets the seed, 64 bits
 
 SHARED = (torch.default_generator, getattr(random, "_inst", None), getattr(np.random.mtrand, "_rand", None))
 PLAIN = {type(None), bool, int, float, str, bytes, set, type, torch.Tensor, np.ndarray, np.dtype, torch.dtype}
-PLAIN |= {FunctionType, BuiltinFunctionType}  # types of objects that hold none
+PLAIN |= {FunctionType, BuiltinFunctionType}  # objects of these types hold no generators
 
 
 class Seeder:
     """Seeds the global generators, and those that `dataset` holds."""
 
     def __init__(self, dataset: Any, callables_only: bool = False) -> None:
-        self._own = list(generators_in(dataset, callables_only))
+        self._reseeds = list(generators_in(dataset, callables_only))
 
     def __call__(self, key: int) -> None:
         seed_globals(key)
-        for place, reseed in enumerate(self._own, 1):
-            reseed(mix(key + place * GOLDEN & MASK))
+        for number, reseed in enumerate(self._reseeds, 1):
+            reseed(mix(key + number * GOLDEN & MASK))
 
 
 def generators_in(dataset: Any, callables_only: bool = False) -> Iterator[Reseed]:
     """Yields a function for each generator that the dataset holds, which reseeds it in place.
 
-    An object with `set_random_seed(seed)` and without generators that are found gets a call of that.
-    callables_only: only generators of objects that can be called, which transforms are and streams are not.
+    For an object in which no generator is found, and which has `set_random_seed(seed)`, that is called.
+    callables_only: only the generators of objects that can be called: of transforms, not of streams.
     """
     seen: dict[int, Any] = {}  # the objects, because an id is reused
     return _walk(dataset, DEPTH, seen, not callables_only)
@@ -63,14 +63,14 @@ def _walk(value: Any, depth: int, seen: dict[int, Any], counts: bool) -> Iterato
         return
     is_container = isinstance(value, (list, tuple, dict))
     counts = counts or (callable(value) and not is_container)
-    has_none = True
+    has_generator = False
     for part in parts_of(value):
         if type(part) in PLAIN or (isinstance(part, dict) and not part):
             continue
         for reseed in _walk(part, depth - 1, seen, counts):
-            has_none = False
+            has_generator = True
             yield reseed
-    if counts and has_none and callable(getattr(type(value), "set_random_seed", None)):
+    if counts and not has_generator and callable(getattr(type(value), "set_random_seed", None)):
         yield lambda seed: value.set_random_seed(seed & 0xFFFFFFFF)
 
 
@@ -82,10 +82,12 @@ def parts_of(value: Any) -> Any:
         return value if len(value) <= LONGEST else ()
     if isinstance(value, partial):
         return value.func, *value.args, *value.keywords.values()
-    owner = getattr(value, "__self__", None)  # of a method
     attributes = getattr(value, "__dict__", None)
-    own = list(attributes.values()) if isinstance(attributes, dict) else []
-    return own if owner is None else [owner, *own]
+    parts = list(attributes.values()) if isinstance(attributes, dict) else []
+    owner = getattr(value, "__self__", None)  # if the value is a method
+    if owner is not None:
+        parts.insert(0, owner)
+    return parts
 
 
 def reseeder(value: Any) -> Reseed | None:
@@ -99,14 +101,18 @@ def reseeder(value: Any) -> Reseed | None:
     if isinstance(value, random.Random):
         return value.seed
     if isinstance(value, torch.Generator) and value.device.type == "cpu":
-        return lambda seed: value.manual_seed(seed >> 1) and None
+        return partial(_reseed_torch, value)
     return None
+
+
+def _reseed_torch(generator: torch.Generator, seed: int) -> None:
+    generator.manual_seed(seed >> 1)  # torch's seeds fit into an int64
 
 
 def _reseed_numpy(bits: Any, seed: int) -> None:
     if not isinstance(bits, np.random.PCG64):
         bits.state = type(bits)(seed).state
         return
-    # That of default_rng(): its state is set as numbers, because hashing a seed takes numpy ten times as long.
-    state = {"state": mix(seed) << 64 | seed, "inc": seed << 64 | 1}
+    # default_rng() makes this kind. Its state is set as numbers: hashing a seed takes numpy ten times as long.
+    state: Any = {"state": mix(seed) << 64 | seed, "inc": seed << 64 | 1}
     bits.state = {"bit_generator": "PCG64", "state": state, "has_uint32": 0, "uinteger": 0}

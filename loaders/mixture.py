@@ -25,8 +25,8 @@ UNIT = 1 << 62  # the sum of all weights, as integers: these are the same on eve
 class Mixture:
     """The dataset has `lengths[0]` samples of part 0, then `lengths[1]` of part 1, and so on.
 
-    weights: how often each part is drawn, as its share of their sum; 0: never. At the end of each block a part has
-    given its share of all samples until there, but for less than one. An epoch has as many samples as the dataset.
+    weights: how often each part is drawn, as its share of their sum; 0: never. At the end of each block, a part has
+    given its share of all samples so far, to within one sample. An epoch has as many samples as the dataset.
     Give it to a loader with a seed as its `sampler`. Raises LoaderConfigError for weights that cannot work.
     """
 
@@ -37,7 +37,8 @@ class Mixture:
         object.__setattr__(self, "lengths", tuple(map(int, self.lengths)))
         object.__setattr__(self, "weights", tuple(map(float, self.weights)))
         parts = list(zip(self.lengths, self.weights, strict=True))
-        total, drawn = math.fsum(self.weights), [weight for weight in self.weights if weight != 0]
+        total = math.fsum(self.weights)
+        drawn = [weight for weight in self.weights if weight != 0]
         wrong = ""
         if not (0 < total < math.inf and min(drawn) >= SMALLEST * total):
             wrong = f"give each part at least {SMALLEST:.6f} of their sum, or 0"
@@ -50,7 +51,7 @@ class Mixture:
         return sum(self.lengths)
 
     def as_dict(self) -> dict[str, list[float]]:
-        """Returns what a loader's state has of it: plain JSON."""
+        """Returns the mixture as a loader's state has it: plain JSON."""
         return {"lengths": list(self.lengths), "weights": list(self.weights)}
 
     def indices(self, seed: int, positions: np.ndarray) -> np.ndarray:
@@ -64,26 +65,29 @@ class Mixture:
 
     @property
     def _block_size(self) -> int:
-        """The positions of a block: at least two for each part, so that rounding never takes a sample back."""
+        """How many positions a block has: two or more per part, so that rounding never takes a sample back."""
         smallest = min(weight for weight in self.weights if weight) / math.fsum(self.weights)
         return max(BLOCK, 2 << math.ceil(-math.log2(smallest)))
 
     def _drawn_before(self, number: int) -> np.ndarray:
-        """How many samples each part has given before block `number`: shares of all, rounded so that they add up."""
+        """Returns how many samples each part has given before block `number`, rounded so that they add up."""
         total = math.fsum(self.weights)
         ends = list(accumulate(round(weight / total * UNIT) for weight in self.weights))
-        return np.diff([number * self._block_size * end // ends[-1] for end in ends], prepend=0)
+        first = number * self._block_size
+        return np.diff([first * end // ends[-1] for end in ends], prepend=0)
 
     def _block(self, seed: int, number: int) -> np.ndarray:
-        """The dataset indices of a block."""
-        size, before = self._block_size, self._drawn_before(number)
+        """Returns the dataset indices of a block."""
+        size = self._block_size
+        before = self._drawn_before(number)
         parts = np.repeat(np.arange(len(before)), self._drawn_before(number + 1) - before)
         parts = parts[permute(np.arange(size), size, fold(seed, number))]
         result = np.empty(size, np.int64)
         for part in np.unique(parts).tolist():
-            rows, length = np.flatnonzero(parts == part), self.lengths[part]
+            rows = np.flatnonzero(parts == part)
+            length = self.lengths[part]
             rounds, places = np.divmod(before[part] + np.arange(len(rows)), length)
             is_one_round = rounds[0] == rounds[-1]
-            key = fold(seed, part, int(rounds[0]) if is_one_round else rounds)  # one key for all is faster
+            key = fold(seed, part, int(rounds[0]) if is_one_round else rounds)  # a single key is faster
             result[rows] = sum(self.lengths[:part]) + permute(places, length, key)
         return result

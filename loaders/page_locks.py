@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .accelerator import Accelerator
 from .background import reraise_of_signal
 from .machine import available_memory
 from .nested import strided_parts
-from .preload.accelerator import Accelerator
 
 SHARE = 8  # at most this part of the available memory is locked
 
@@ -48,7 +48,8 @@ def limit() -> int:
 
 
 def has_room(size: int) -> bool:
-    return not _has_failed and sum(lock.size for lock in list(_locks.values())) + size <= limit()
+    locked = sum(lock.size for lock in list(_locks.values()))
+    return not _has_failed and locked + size <= limit()
 
 
 def lend(address: int, size: int, borrower: Accelerator | None) -> None:

@@ -73,9 +73,6 @@ def shares(length: int, batch_size: int, world_size: int, shuffle: bool = False,
         Order(length, batch_size, shuffle, 0, rank=r, world_size=world_size, **settings) for r in range(world_size)
     ]
     assert {order.global_batch_size for order in orders} == {batch_size * world_size}
-    assert [orders[0].samples_before(number) for number in range(3)] == [
-        min(length, number * batch_size * world_size) for number in range(3)
-    ]
     return [batches(order) for order in orders]
 
 

@@ -5,7 +5,7 @@ import torch
 from example_datasets import Numbers
 
 from loaders import Preloader, StepTimer, Timeline, WorkerLoader
-from loaders.timeline import WorkClock
+from loaders.work import WorkClock
 
 
 def test_a_worker_clock_tells_computing_and_idling_apart(clock):

@@ -55,7 +55,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "no bound on the lead": [(COPY, "            event.synchronize()\n", "            pass\n")],
     "from memory that is not pinned": [(COPY, "leaf = leaf.pin_memory()", "leaf = leaf.clone()")],
     "the current device's events": [
-        ("loaders/preload/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")
+        ("loaders/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")
     ],
     "a resident set is freed while it is read": [("loaders/resident_loader.py", "part.record_stream(", "(")],
     "times are read too early": [("loaders/timeline.py", "            later.event.synchronize()\n", "")],
