@@ -1,26 +1,36 @@
-"""Report: where a run's time went, and what free data would save, for the terminal, report.md and summary.json."""
+"""Report: where a run's time went, and what free data would save, for the terminal, report.md and summary.json.
+
+While it trains, and at its end, the run has a page that shows it: report.html.
+"""
 
 from __future__ import annotations
 
 import logging
+import platform
 import resource
+import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import psutil
+import torch
 
 from data.errors import Range, check_range
+from extras.report import first_batch, page
 from extras.report.free_data import measure_free_steps
 from extras.report.load import Load
 from loaders import Accelerator, Window
 from training.config import ConfigError
 from training.files import write_whole
+from training.results import git_commit, only_warns, plain, versions
 from training.run import Run
 from training.table import table
 from training.verdict import OTHERS, verdict
 
 log = logging.getLogger(__name__)
+
+PAGES = 0.01  # share of the time of a run that may go into writing report.html
 
 
 class Report:
@@ -36,16 +46,48 @@ class Report:
 
     def on_start(self, run: Run) -> None:
         self._load = Load()
+        self._has_looked = False  # at the first batch
+        self._next_page = 0.0  # when a page may be written, in seconds of time.monotonic
+        self._where: dict[str, Any] = {}
+        if run.is_main:
+            with only_warns("callbacks.report"):
+                self._where = where(run)
+
+    def on_log(self, run: Run, values: dict[str, float]) -> None:
+        """At the first step: what the network saw."""
+        if run.is_main and not self._has_looked:
+            self._has_looked = True
+            with run.clock.phase("the rest"), only_warns("the look at the first batch"):
+                first_batch.write(run)
+            self._show(run)
+
+    def on_evaluation(self, run: Run, scores: dict[str, float]) -> None:
+        if run.is_main and time.monotonic() >= self._next_page:
+            self._show(run)
+
+    def _show(self, run: Run) -> None:
+        """Writes the page of a run that trains."""
+        with run.clock.phase("the rest"), only_warns("report.html"):
+            self._write_page(run, facts_until_now(run), "running")
+
+    def _write_page(self, run: Run, facts: dict[str, Any], status: str) -> None:
+        began = time.monotonic()
+        page.write(run.folder, plain(self._where | facts), status)
+        ended = time.monotonic()
+        self._next_page = ended + (ended - began) / PAGES
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
-        """Writes report.md, and adds to the summary. After a signal nothing more is measured."""
+        """Writes report.md and report.html, and adds to the summary. After a signal nothing more is measured."""
         if summary is None and not run.stopped:
+            if run.is_main:
+                self._write_page(run, {}, "ended by an error")  # Run.end turns an error of it into a warning
             return
         total, stats = run.processes.total(run.timer.run()), run.train_loader.stats()
         found: dict[str, Any] = {} if summary is None else summary
         found.setdefault("verdict", verdict(total, run.config.loader.name, stats))
         found |= {
             "phase_seconds": {name: round(seconds, 3) for name, seconds in phases_of(run).items()},
+            "host": platform.node(),
             "memory_bytes": peak_memory(),
             "device_memory_bytes": Accelerator(run.trainer.device).peak_bytes(),
             "others_cpu_fraction": self._load.of_others(),
@@ -66,6 +108,7 @@ class Report:
         if run.is_main:
             text = "\n".join(lines)
             write_whole(run.folder / "report.md", f"# Run {run.folder.resolve().name}\n\n```\n{text}\n```\n")
+            self._write_page(run, found, "finished" if summary is not None else "stopped")
 
     def _measure(self, run: Run, total: Window, stats: dict[str, Any], found: dict[str, Any]) -> None:
         """Measures steps with free data, and adds what they tell to `found`."""
@@ -80,6 +123,30 @@ class Report:
         found["free_step_ms"] = [1000 * measured.free[0], 1000 * measured.free[-1]]
         found["free_data_gain"] = [*measured.gains(step)]
         found["queueing_ms"] = None if measured.queueing is None else 1000 * measured.queueing
+
+
+def where(run: Run) -> dict[str, Any]:
+    """What runs where, for the page."""
+    device = run.trainer.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    loader, workers = run.config.loader.name, run.config.loader.num_workers
+    return {
+        "host": platform.node(),
+        "device": name,
+        "processes": run.processes.world_size,
+        "loader": loader,
+        "num_workers": workers,
+        "batch_size": run.config.train.batch_size,
+        "git_commit": git_commit(),
+        "versions": versions(),
+    }
+
+
+def facts_until_now(run: Run) -> dict[str, Any]:
+    """Of this process alone: others may not wait for it."""
+    total = run.timer.run()
+    says = verdict(total, run.config.loader.name, run.train_loader.stats())
+    return {"verdict": says, "phase_seconds": phases_of(run)}
 
 
 def callback_seconds(run: Run) -> float:

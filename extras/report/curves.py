@@ -1,0 +1,111 @@
+"""Curves: the numbers of metrics.jsonl over the steps, as lines in the coordinates of an SVG picture."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+WIDTH, HEIGHT = 400, 170  # of a picture
+LEFT, RIGHT, TOP, BOTTOM = 48, 8, 8, 20  # its margins
+MOST_POINTS = 240  # of a line; of more the highest and the lowest in each part are drawn
+MOST_CHARTS = 24
+STEEP = 30  # a loss whose highest value is this many times its lowest one is drawn on a logarithmic scale
+SPLITS = ("train_", "val_", "test_")
+LAST = ("lr", "images_per_second", "data_wait_fraction")  # the charts that come last, and their titles
+TITLES = {
+    "lr": "learning rate",
+    "images_per_second": "images/s",
+    "data_wait_fraction": "waiting for data, % of a step",
+}
+
+Point = tuple[float, float]
+
+
+class Chart(NamedTuple):
+    """A picture. lines: their names, `points` of an SVG polyline, and (step, value, x, y) of each point.
+
+    ticks: texts and y of the vertical axis. end: the last step.
+    """
+
+    title: str
+    lines: list[dict[str, Any]]
+    ticks: list[tuple[str, float]]
+    end: str
+
+
+def charts_of(rows: list[dict[str, Any]]) -> list[Chart]:
+    """A chart for each score, with a line for each split. Values that are not finite numbers are left out."""
+    series: dict[str, list[Point]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, int | float) and name not in ("step", "epoch"):
+                scale = 100 if name == "data_wait_fraction" else 1
+                series.setdefault(name, []).append((row["step"], scale * value))
+    groups: dict[str, dict[str, list[Point]]] = {}
+    for name in sorted(series, key=lambda name: (name in LAST, title_of(name) != "loss")):
+        groups.setdefault(title_of(name), {})[name] = series[name]
+    last = max((row["step"] for row in rows), default=0)
+    return [chart(title, lines, last) for title, lines in groups.items()][:MOST_CHARTS]
+
+
+def title_of(name: str) -> str:
+    """What is drawn in one chart has one title: test_loss and loss are both "loss"."""
+    for split in SPLITS:
+        name = name.removeprefix(split)
+    return TITLES.get(name, name)
+
+
+def chart(title: str, series: dict[str, list[Point]], last: float) -> Chart:
+    values = [value for points in series.values() for _, value in points]
+    low, high = min(values), max(values)
+    is_log = title == "loss" and low > 0 and high > STEEP * low
+    if title in (TITLES["images_per_second"], TITLES["data_wait_fraction"]):
+        low = 0.0
+    ends = [math.log10(value) if is_log else value for value in (low, high)]
+    if ends[0] == ends[1]:
+        ends = [ends[0] - abs(ends[0] or 1) / 2, ends[1] + abs(ends[1] or 1) / 2]
+
+    def x(step: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * step / (last or 1), 1)
+
+    def y(value: float) -> float:
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - ends[0]) / (ends[1] - ends[0]), 1)
+
+    lines = []
+    for name, points in series.items():
+        placed = [
+            [step, number(value), x(step), y(math.log10(value) if is_log else value)] for step, value in thin(points)
+        ]
+        path = " ".join(f"{point[2]},{point[3]}" for point in placed)
+        lines.append({"name": name.replace("_", " "), "path": path, "points": placed, "last": number(points[-1][1])})
+    ticks = [(number(10**tick if is_log else tick), y(tick)) for tick in ticks_between(*ends)]
+    return Chart(f"{title}, logarithmic" if is_log else title, lines, ticks, number(last))
+
+
+def thin(points: list[Point]) -> list[Point]:
+    """Of each part the lowest and the highest point, in their order; the last point always."""
+    if len(points) <= MOST_POINTS:
+        return points
+    kept = list[Point]()
+    size = math.ceil(2 * len(points) / MOST_POINTS)
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        extremes = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
+        kept += sorted(extremes)
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+
+
+def ticks_between(low: float, high: float) -> list[float]:
+    """Two to seven round numbers from `low` to `high`."""
+    rough = (high - low) / 3
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = max(power * factor for factor in (1, 2, 5) if power * factor <= rough)
+    first = math.ceil(low / step)
+    return [step * count for count in range(first, math.floor(high / step) + 1)]
+
+
+def number(value: float | None) -> str:
+    """The number in four digits; an empty text for None."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

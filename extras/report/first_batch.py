@@ -1,0 +1,233 @@
+"""What the network saw: a training batch after all transforms, and the values before and after each of them.
+
+It is written to first_batch.json in the run's folder. The transforms run once more, on copies, for the first samples
+of the dataset: neither their state nor the global random generators change.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import json
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from data.augment import Augment
+from data.batch_transform import BatchTransform, name_of
+from data.own_transform import OwnTransform
+from extras.report.curves import number
+from loaders import Random, move
+from loaders.randomness import preserved_globals
+from training.files import write_whole
+from training.page import embedded
+from training.run import Run
+
+log = logging.getLogger(__name__)
+
+Note = Callable[[str, Any], None]  # gets the name of a stage, and the values after it
+MOST_SAMPLES = 32  # whose values are looked at
+MOST_TILES = 16
+SIDE = 96  # pixels of a tile, at most
+MOST_VALUES = 4096  # of a sample, spread over it, that are looked at for its most common value
+STUCK = 0.5  # share of the values that a transform may make equal without a warning
+LARGE = 20.0  # floats that a network gets are smaller, if they are normalised
+FLAT = 0.02  # their standard deviation is larger
+
+
+class Row(NamedTuple):
+    """The values of a field at a stage.
+
+    stuck: the share of them that equal the most common one of their sample, or the lowest or highest of all.
+    """
+
+    stage: str
+    field: str
+    values: Tensor
+    stuck: float
+
+    def texts(self) -> dict[str, str]:
+        values = self.values.double()
+        return {
+            "stage": self.stage,
+            "field": self.field,
+            "dtype": str(self.values.dtype).removeprefix("torch."),
+            "shape": " x ".join(map(str, self.values.shape)),
+            "lowest": number(values.min().item()),
+            "highest": number(values.max().item()),
+            "mean": number(values.mean().item()),
+            "deviation": number(values.std(correction=0).item()),
+            "stuck": f"{self.stuck:.0%}",
+        }
+
+
+def write(run: Run) -> None:
+    """Writes first_batch.json, about run.batch. Warns if most values are made equal, or if their range is odd."""
+    data = run.data
+    batch = {name: value[:MOST_SAMPLES].cpu() for name, value in run.batch.items() if isinstance(value, Tensor)}
+    names = [name for name in data.task.inputs if name in batch]
+    rows = [row for name in names for row in stages(run, name)]
+    last = [row_of("the batch of the step", name, batch[name]) for name in names]
+    texts = [text for row in last for text in warnings_of(row, rows)]
+    for text in texts:
+        log.warning("%s", text)
+    size = data.task.count(run.batch)
+    content = {
+        "text": f"The batch of step {run.trainer.step}, of {size} samples, after all transforms.",
+        "rows": [row.texts() for row in [*rows, *last]],
+        "tiles": tiles(run, batch, names),
+        "warnings": texts,
+    }
+    write_whole(run.folder / "first_batch.json", json.dumps(content))
+
+
+def row_of(stage: str, field: str, values: Any) -> Row:
+    values = values.detach().cpu()
+    flat = values.reshape(len(values), -1).float() if values.ndim else values.reshape(1, 1).float()
+    spread = flat[:, :: 1 + flat.shape[1] // MOST_VALUES]
+    common = (spread == spread.mode(1, keepdim=True).values).float().mean()
+    at_ends = ((flat == flat.min()) | (flat == flat.max())).float().mean()
+    return Row(stage, field, values, max(common, at_ends).item())
+
+
+def stages(run: Run, name: str) -> list[Row]:
+    """The values of the dataset's first samples after each transform."""
+    rows = list[Row]()
+
+    def note(stage: str, values: Any) -> None:
+        if isinstance(values, Tensor):
+            rows.append(row_of(stage, name, values))
+
+    with preserved_globals():
+        note_own_transforms(run.data.train, note)
+        batch = run.data.task.named(move(run.data.first, lambda tensor: tensor.to(run.trainer.device)))
+        note("first samples of the dataset", batch[name])
+        outer = copy.deepcopy(run.data.augment.args[0])
+        inner = outer
+        if isinstance(outer, Augment):
+            inner = outer.normalize
+            outer.normalize = None
+        if isinstance(inner, BatchTransform):
+            inner.steps = [(watched(step, note), with_labels) for step, with_labels in inner.steps]
+        if inner is not None:
+            batch = inner(batch, Random(0, 0, 0))
+            note("normalised", batch[name])
+        if isinstance(outer, Augment):
+            batch = outer(batch, Random(0, 0, 0))
+            note("augment: erase, mixup, cutmix", batch[name])
+    return rows
+
+
+def note_own_transforms(dataset: Any, note: Note) -> None:
+    """Notes an image before and after each step of data.transform, by reading the dataset's first sample."""
+    dataset = getattr(dataset, "dataset", dataset)  # of which it is a part
+    own = getattr(dataset, "transform", None)
+    if not isinstance(own, OwnTransform):
+        return
+    copied = copy.copy(dataset)
+    copied.transform = copy.deepcopy(own)
+    copied.transform.steps = [noting("what data.transform gets", note)]
+    for step in copy.deepcopy(own.steps):
+        copied.transform.steps += [step, noting(f"data.transform: {name_of(step)}", note)]
+    copied[0]
+
+
+def noting(stage: str, note: Note) -> Callable[[Any], Any]:
+    """A step of a transform of single images, which returns the image as it is."""
+
+    def step(image: Any) -> Any:
+        note(stage, torch.as_tensor(image)[None])
+        return image
+
+    return step
+
+
+def watched(step: Callable[..., Any], note: Note) -> Callable[..., Any]:
+    """A step of a transform of batches, whose result is noted."""
+
+    def call(*arguments: Any) -> Any:
+        result = step(*arguments)
+        images = result[0] if isinstance(result, tuple) else result
+        note(f"augment.transform: {name_of(step)}", images)
+        return result
+
+    return call
+
+
+def warnings_of(last: Row, rows: list[Row]) -> list[str]:
+    """Sentences about what is probably wrong with the values that the network gets."""
+    texts = list[str]()
+    stages = [row for row in [*rows, last] if row.field == last.field]
+    for before, after in itertools.pairwise(stages):
+        varied = 1 - before.stuck
+        if after.stuck - before.stuck > STUCK * varied:
+            low, high = before.values.min().item(), before.values.max().item()
+            texts.append(
+                f"{after.stage}: {after.stuck:.0%} of the values of {last.field!r} are equal or clipped after it, "
+                f"{before.stuck:.0%} before, where they were {low:.4g} to {high:.4g}: does it expect another range?"
+            )
+    if last.values.is_floating_point() and last.values.ndim == 4:
+        low, high = last.values.min().item(), last.values.max().item()
+        deviation = last.values.float().std(correction=0).item()
+        if max(-low, high) > LARGE or deviation < FLAT:
+            texts.append(
+                f"The network gets {last.field!r} from {low:.4g} to {high:.4g}, with a standard deviation of "
+                f"{deviation:.2g}: networks train well on about -3 to 3, and 1; are they normalised twice, or never?"
+            )
+    return texts
+
+
+def tiles(run: Run, batch: dict[str, Tensor], names: list[str]) -> list[dict[str, str]]:
+    """The first images of the batch with their labels, as they were before they were normalised."""
+    images = next((batch[name].float() for name in names if batch[name].ndim == 4), None)
+    if images is None:
+        return []
+    images = images[:MOST_TILES]
+    images = images[:, : 3 if images.shape[1] >= 3 else 1]
+    normalize = run.data.normalize
+    if normalize is None:
+        low, high = images.min(), images.max()
+        images = (images - low) / (high - low).clamp(min=1e-12)
+    else:
+        mean, std = (torch.tensor(values)[: images.shape[1], None, None] for values in (normalize.mean, normalize.std))
+        images = images * std + mean
+    scale = SIDE / max(images.shape[2:])
+    if scale < 1:
+        images = functional.interpolate(images, scale_factor=scale, mode="area")
+    pixels = (255 * images.clamp(0, 1)).round().byte().contiguous()
+    labels = batch.get(run.data.task.label or "")
+    classes = getattr(run.data.train, "classes", None)
+    return [
+        {
+            "source": embedded(png(image)),
+            "label": "" if labels is None else label_text(labels[place], classes),
+        }
+        for place, image in enumerate(pixels)
+    ]
+
+
+def png(image: Tensor) -> bytes:
+    """uint8 (C, H, W), of one channel or three, as a file."""
+    pixels = image.permute(1, 2, 0).squeeze(2).numpy()
+    Image.fromarray(pixels).save(file := io.BytesIO(), format="png")
+    return file.getvalue()
+
+
+def label_text(label: Tensor, classes: Any) -> str:
+    """The name of a class, the names and shares of several, or the number."""
+    names = None if classes is None else [*classes]
+    if names is not None and label.ndim == 0 and not label.is_floating_point() and 0 <= label < len(names):
+        return str(names[int(label)])
+    if names is not None and label.shape == (len(names),):
+        shares = sorted(zip(label.tolist(), names, strict=True), key=lambda pair: -pair[0])
+        texts = [f"{name} {share:.0%}" if share < 1 else str(name) for share, name in shares if share > 0]
+        return ", ".join(texts[:3]) or "none"
+    if label.numel() <= 4:
+        return ", ".join(number(value) for value in label.flatten().tolist())
+    return f"{str(label.dtype).removeprefix('torch.')} {tuple(label.shape)}"

@@ -1,0 +1,155 @@
+"""The page of a run: report.html, made of what is in its folder. To make it again, such as after evaluate.py:
+
+    python extras/report/page.py outputs/2026-11-21_10-00-00_123456
+
+Promise: it stays under 2 MB and takes less than half a second, however long the run was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import yaml
+
+from extras.report.curves import charts_of, number
+from training.page import embedded, write_page
+
+TEMPLATE = Path(__file__).with_name("report.html")
+PATTERNS = ("*.png", "*/*.png", "evaluation/*/*.png")  # of pictures in a run's folder
+COLORS = {  # of phases: numbers of the colors in training/page.html
+    "start-up": 3,
+    "first batch": 4,
+    "waiting for data": 5,
+    "computing": 0,
+    "evaluation": 2,
+    "checkpoint": 1,
+    "the rest": 6,
+}
+MOST_PICTURES = 8
+MOST_BYTES = 1_000_000  # of all pictures; others are named
+MOST_LINES = 4000  # of training steps that are read from metrics.jsonl
+MOST_WARNINGS = 20
+LOG_BYTES = 2_000_000  # of the end of train.log, which is searched for warnings
+ENTRY = re.compile(r"^\[[^]]+\]\[(?P<name>[^]]+)\]\[(?P<level>\w+)\] - (?P<text>.*)")
+
+
+def write(folder: Path, facts: dict[str, Any], status: str) -> None:
+    """Writes report.html. facts: entries of summary.json, as far as they are known. status: such as "running"."""
+    overrides = folder / ".hydra" / "overrides.yaml"
+    first_batch = folder / "first_batch.json"
+    rows = metrics(folder / "metrics.jsonl")
+    pictures, named = pictures_in(folder)
+    write_page(
+        folder / "report.html",
+        TEMPLATE,
+        title=folder.resolve().name,
+        status=status,
+        verdict=facts.get("verdict", ""),
+        tiles=tiles(facts, rows),
+        phases=phases(facts.get("phase_seconds", {})),
+        charts=charts_of(rows),
+        first_batch=json.loads(first_batch.read_text()) if first_batch.exists() else None,
+        pictures=pictures,
+        named=named,
+        overrides=yaml.safe_load(overrides.read_text()) if overrides.exists() else [],
+        machine=machine(facts),
+        warnings=warnings_of(folder / "train.log"),
+    )
+
+
+def metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl: all of evaluations, and up to MOST_LINES of training."""
+    if not path.exists():
+        return []
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.endswith("}")]
+    training = [line for line in lines if '"lr"' in line]
+    stride = 1 + len(training) // MOST_LINES
+    left_out = set(training) - set(training[::-1][::stride])
+    return [json.loads(line) for line in lines if line not in left_out]
+
+
+def tiles(facts: dict[str, Any], rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The most important figures, each with its name."""
+    figures: dict[str, Any] = {}
+    for row in rows:
+        figures |= row
+    figures |= facts
+    score = facts.get("score", "")
+    wait = figures.get("data_wait_fraction")
+    gain = facts.get("free_data_gain")
+    shown = [
+        (score.replace("_", " "), number(figures.get(score))),
+        ("images/s", number(figures.get("images_per_second"))),
+        ("waiting for data", "" if wait is None else f"{wait:.0%}"),
+        ("with free data", f"{gain[0]:.2f} to {gain[1]:.2f} x" if gain else ""),
+        ("step", number(figures.get("step"))),
+        ("epoch", number(figures.get("epoch"))),
+    ]
+    return [(name, text) for name, text in shown if text]
+
+
+def phases(seconds: dict[str, float]) -> list[dict[str, Any]]:
+    """The phases with their colors, in the order of COLORS."""
+    total = sum(seconds.values()) or 1.0
+    names = sorted(seconds, key=[*COLORS, *seconds].index)
+    return [
+        {"name": name, "seconds": seconds[name], "share": seconds[name] / total, "color": COLORS.get(name, 6)}
+        for name in names
+    ]
+
+
+def machine(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """What ran where: names and values."""
+    versions = facts.get("versions") or {}
+    shown = {name: facts.get(name) for name in ("host", "device", "processes", "loader", "num_workers", "batch_size")}
+    shown["git commit"] = facts.get("git_commit")
+    shown |= versions
+    return [(name.replace("_", " "), str(value)) for name, value in shown.items() if value is not None]
+
+
+def pictures_in(folder: Path) -> tuple[list[dict[str, str]], list[str]]:
+    """The newest pictures in the folder, and the names of those that are too large."""
+    files: dict[Path, float] = {}
+    for pattern in PATTERNS:
+        files |= {path: path.stat().st_mtime for path in folder.glob(pattern)}
+    newest = sorted(files, key=lambda path: files[path], reverse=True)[:MOST_PICTURES]
+    pictures, named, left = list[dict[str, str]](), list[str](), MOST_BYTES
+    for path in sorted(newest, key=lambda path: (len(path.parts), path)):
+        name = str(path.relative_to(folder))
+        size = path.stat().st_size
+        if size > left:
+            named.append(name)
+            continue
+        left -= size
+        pictures.append({"name": name, "source": embedded(path.read_bytes())})
+    return pictures, named
+
+
+def warnings_of(path: Path) -> list[str]:
+    """The last warnings and errors of a log, without their tracebacks, each once."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    entries = filter(None, map(ENTRY.match, lines))
+    texts = [f"{entry['name']}: {entry['text']}" for entry in entries if entry["level"] not in ("INFO", "DEBUG")]
+    return [*dict.fromkeys(texts)][-MOST_WARNINGS:]
+
+
+def main(arguments: list[str]) -> None:
+    folder = Path(arguments[0])
+    summary = folder / "summary.json"
+    facts = json.loads(summary.read_text()) if summary.exists() else {}
+    write(folder, facts, "finished" if facts else "not finished")
+    print(folder / "report.html")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

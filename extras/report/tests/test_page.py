@@ -1,0 +1,174 @@
+"""report.html: what is on it, that all is escaped, that it is small, and that it fails no run."""
+
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from extras.report import page
+from tests.configs import metrics, train
+from tests.training.extensions import Images
+
+HERE = __name__.rpartition(".")[2]
+REPORT = "+callbacks.report={_target_: extras.report.report.Report, seconds: 0}"
+LINEAR = ("model=linear", "loader.num_workers=0")
+EVIL = "<script>alert('1')</script>&"
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010800000000"
+    "3a7e9b550000000a49444154789c63600000000200015e39d9a50000000049454e44ae426082"
+)
+
+
+class Evil(Images):
+    classes = (EVIL, "light")
+
+
+def clipping(images):
+    """As a transform that clamps to 0..1 does with images of another range."""
+    return (images - 5).clamp(0, 1)
+
+
+class Parts(HTMLParser):
+    """The tags, the attributes that could be addresses, and the text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.addresses, self.texts = [], [], []
+        self.feed(text)
+        self.text = " ".join("".join(self.texts).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def parts(folder):
+    return Parts((folder / "report.html").read_text())
+
+
+class Witness:
+    """Notes whether a page says that the run is running, before its end."""
+
+    running: list
+
+    def on_evaluation(self, run, scores):
+        Witness.running.append(" running " in parts(run.folder).text)
+
+
+def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps([f"data.note={EVIL}"]))
+    (tmp_path / "train.log").write_text(f"[now][data][WARNING] - {EVIL}\n[now][data][INFO] - not this\n")
+    (tmp_path / "evaluation" / "test").mkdir(parents=True)
+    (tmp_path / "evaluation" / "test" / "confusion.png").write_bytes(PNG)
+    Witness.running = []
+    evil = f"data._target_={HERE}.Evil"
+    witness = f"+callbacks.witness._target_={HERE}.Witness"
+    summary = train(tmp_path, REPORT, witness, *LINEAR, evil, "timing.warmup_steps=0")
+    found = parts(tmp_path)
+    assert Witness.running[0], "it is written while the run trains"
+    assert " finished " in found.text and summary["verdict"] in found.text
+    assert found.text.count(EVIL) >= 3, "in the settings, the warnings and the labels"
+    assert found.tags.count("script") == 1 and "not this" not in found.text
+    assert all(address.startswith("data:") for address in found.addresses)
+    assert found.tags.count("polyline") == 7 and found.tags.count("svg") == 5
+    assert "evaluation/test/confusion.png" in found.text and "python train.py data.note=" in found.text
+    assert "computing" in found.text and str(summary["git_commit"]) in found.text
+    page.main([str(tmp_path)])
+    assert parts(tmp_path).text == found.text, "it is made again of what is in the folder"
+
+
+def test_the_first_batch_is_shown_as_it_was_before_it_was_normalised_with_its_range(tmp_path):
+    train(tmp_path, REPORT, *LINEAR, f"data._target_={HERE}.Evil", "augment.mixup=1.0")
+    seen = json.loads((tmp_path / "first_batch.json").read_text())
+    stages = [(row["stage"], row["dtype"], row["shape"], row["highest"]) for row in seen["rows"]]
+    assert stages == [
+        ("first samples of the dataset", "uint8", "2 x 8 x 8 x 3", "200"),
+        ("normalised", "float32", "2 x 3 x 8 x 8", "1.137"),
+        ("augment: erase, mixup, cutmix", "float32", "2 x 3 x 8 x 8", stages[2][3]),
+        ("the batch of the step", "float32", "32 x 3 x 8 x 8", stages[3][3]),
+    ]
+    assert len(seen["tiles"]) == 16 and any("%" in tile["label"] for tile in seen["tiles"])
+    assert seen["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        (f"augment.transform._target_={HERE}.clipping", "does it expect another range?"),
+        ("data.mean=[-40,-40,-40]", "networks train well on about -3 to 3"),
+    ],
+)
+def test_a_wrong_range_is_a_warning_in_the_log_and_on_the_page(tmp_path, caplog, settings, remedy):
+    dataset = f"data._target_={HERE}.WithMean" if "mean" in settings else f"data._target_={HERE}.Noise"
+    train(tmp_path, REPORT, *LINEAR, dataset, *([] if "mean" in settings else [settings]))
+    assert remedy in caplog.text and remedy in parts(tmp_path).text
+
+
+class Noise(Images):
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(256, (8, 8, 3), dtype=torch.uint8, generator=generator), index % 2
+
+
+class WithMean(Noise):
+    mean = (-40.0,) * 3
+
+
+def test_looking_at_a_batch_changes_no_number_of_a_run(tmp_path):
+    drawing = "augment.transform._target_=torchvision.transforms.v2.RandomErasing"
+    settings = (*LINEAR, f"data._target_={HERE}.Noise", drawing)
+    plain = train(tmp_path / "plain", *settings)
+    shown = train(tmp_path / "shown", REPORT, *settings)
+    assert plain["test_loss"] == shown["test_loss"]
+    assert [line["loss"] for line in metrics(tmp_path / "plain") if "lr" in line] == [
+        line["loss"] for line in metrics(tmp_path / "shown") if "lr" in line
+    ]
+
+
+@pytest.mark.parametrize("broken", ["page.write", "first_batch.write", "git_commit"])
+def test_a_page_that_cannot_be_written_is_a_warning_and_fails_no_run(tmp_path, monkeypatch, caplog, broken):
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(f"extras.report.report.{broken}", fail)
+    summary = train(tmp_path, REPORT, *LINEAR)
+    assert summary["phase_seconds"] and "no space left" in caplog.text and (tmp_path / "report.md").exists()
+
+
+def long_run(folder):
+    """The files of a run with 1,000 evaluations, of which one has a NaN."""
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, 100_001, 10):
+            row = {"step": step, "epoch": 1, "lr": 0.1, "loss": 100 / step, "accuracy": step / 1e5}
+            file.write(json.dumps(row | {"images_per_second": 1e5 + step % 77, "data_wait_fraction": 0.1}) + "\n")
+            if step % 100 == 1:
+                loss = None if step == 1001 else 1 / step
+                file.write(json.dumps({"step": step, "epoch": 1, "test_loss": loss, "test_accuracy": 0.5}) + "\n")
+        file.write('{"step": 100001, "cut')
+    (folder / "large.png").write_bytes(bytes(3_000_000))
+    page.write(folder, {}, "running")
+
+
+def test_a_thousand_evaluations_are_under_2_mb_and_a_large_picture_is_only_named(tmp_path):
+    long_run(tmp_path)
+    assert (tmp_path / "report.html").stat().st_size < 500_000
+    found = parts(tmp_path)
+    assert "large.png is too large" in found.text and "loss, logarithmic" in found.text
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_a_browser_shows_the_page_without_an_error_on_its_console(tmp_path):
+    long_run(tmp_path)
+    options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    options += " --disable-component-update --disable-sync --enable-logging=stderr --v=0"
+    files = [f"--user-data-dir={tmp_path}/browser", f"--screenshot={tmp_path}/shot.png"]
+    command = ["chromium", *options.split(), *files, f"file://{tmp_path}/report.html"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert "CONSOLE" not in result.stderr and (tmp_path / "shot.png").stat().st_size > 10_000
