@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import DataError, check_choice, printable
+from data.errors import DataError, check_choice, check_count, printable
 from data.images.cache import Cache
 from data.images.crops import CroppedDataset, File
 from data.images.decoding import image_errors, whole
@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 LAYOUT = "root/train/CLASS/*.jpg and root/val/CLASS/*.jpg, or other images, also in subfolders of CLASS"
 COMMON = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".avif", ".bmp", ".tif", ".tiff")
 SUFFIXES = (*COMMON, ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm")  # those of torchvision, webdataset, Pillow
-is_hidden = re.compile(r"(?:^|/)\.(?!\.?(?:/|$))").search  # whether any part of a relative path is; "./a" is not
+is_hidden = re.compile(r"(?:^|/)\.(?!\.?(?:/|$))").search  # finds a hidden part of a relative path; "./a" has none
 
 
 class ImageFiles(CroppedDataset):
-    """Samples that are files of images: a subclass sets `classes`, and `labels`, defines `path`, and opens the cache.
+    """Samples in image files. A subclass sets `classes` and `labels`, defines `path`, and calls `open_cache`.
 
     cache: "ram" or "disk": each image is stored when it is first read, for the processes of this machine, and with
-    "disk" for later runs (data/images/cache.py). It is resized then if its shorter side has more than `cache_side`
-    pixels; None: as many as a test sample needs. cache_dir, cache_gb: the folder, and the most gigabytes.
+    "disk" also for later runs (data/images/cache.py). An image whose shorter side has more than `cache_side` pixels
+    (None: what a test sample needs) is resized first. cache_dir, cache_gb: the cache's folder, and its limit.
     """
 
     def __init__(
@@ -46,31 +46,31 @@ class ImageFiles(CroppedDataset):
         if cache is not None:
             check_choice("data.cache", cache, ("ram", "disk"))
         self.cache_side = self.shorter_side if cache_side is None else cache_side
-        if not isinstance(self.cache_side, int) or self.cache_side < 1:
-            raise DataError(f"data.cache_side={cache_side} must be a whole number, at least 1")
-        self._cache_options = cache, cache_dir, cache_gb
+        check_count("data.cache_side", self.cache_side)
+        self._cache_options = (cache, cache_dir, cache_gb)
         self._cache: Cache | None = None
 
     def open_cache(self) -> None:
         """Opens data.cache for the files that `path` names. A subclass calls it, or else the first read does."""
         kind, folder, gigabytes = self._cache_options
-        if kind is not None:
-            key = blake2b(f"{VERSION} {self.cache_side} {self.interpolation}".encode(), digest_size=12)
-            key.update(os.fsencode(os.path.abspath(self.path(0))))  # the others may be relative, too
-            for index in range(len(self)):
-                key.update(os.fsencode(self.path(index)) + b"\n")
-            self._cache = Cache(kind, folder, key.hexdigest(), len(self), gigabytes)
+        if kind is None:
+            return
+        key = blake2b(f"{VERSION} {self.cache_side} {self.interpolation}".encode(), digest_size=12)
+        key.update(os.fsencode(os.path.abspath(self.path(0))))  # because paths may be relative
+        for index in range(len(self)):
+            key.update(os.fsencode(self.path(index)) + b"\n")
+        self._cache = Cache(kind, folder, key.hexdigest(), len(self), gigabytes)
 
     def path(self, index: int) -> str:
         """The path of the sample's file."""
         raise NotImplementedError
 
     def encoded(self, index: int) -> File:
-        """The bytes of the file, or with a cache its pixels (H, W, 3) as they are stored, and its path."""
+        """The bytes of the file, or with a cache the stored pixels (H, W, 3), and the file's path."""
         path = self.path(index)
         row = index % len(self)
         if self._cache is None:
-            self.open_cache()  # for a subclass that has not
+            self.open_cache()
         with image_errors(path):
             image = None if self._cache is None else self._cache.read(row, path, os.stat(path))
             if image is not None:
@@ -98,22 +98,26 @@ class ImageFolder(ImageFiles):
             raise DataError(f"data.root is not set; set it to a folder of images with the layout {LAYOUT}")
         root = Path(root).expanduser()
         self.folder = root / ("train" if train else "val")
-        self.classes, present = class_names(root / "train"), class_names(self.folder)
+        self.classes = class_names(root / "train")
         if train and len(self.classes) == 1:
             log.warning("%s has only one class, %s: there is nothing to learn", self.folder, self.classes[0])
-        if unknown := sorted(set(present) - set(self.classes)):
-            raise DataError(f"{self.folder / unknown[0]} is a class that {root / 'train'} does not have; remove it")
-        files, others = [], sorted({*os.listdir(self.folder)} - {*present})
+        present = class_names(self.folder)
+        files, labels = list[bytes](), list[int]()
+        others = sorted(set(os.listdir(self.folder)) - set(present))  # files that are not read
         for name in present:
-            images, left = find_images(self.folder / name)
+            folder = self.folder / name
+            if name not in self.classes:
+                raise DataError(f"{folder} is a class that {root / 'train'} does not have; remove it")
+            images, left_out = find_images(folder)
             if not images:
-                raise DataError(f"{self.folder / name} has no images ({', '.join(SUFFIXES)}); add some or remove it")
-            # Arrays, because forked workers share them but end up copying lists. Bytes, which any encoding fits.
-            files.append(np.array([os.fsencode(image) for image in images]))
-            others += [f"{name}/{other}" for other in left]
-        say_left_out(self.folder, others)
-        self.files = np.concatenate(files)
-        self.labels = np.repeat([self.classes.index(name) for name in present], list(map(len, files)))
+                raise DataError(f"{folder} has no images ({', '.join(SUFFIXES)}); add some or remove it")
+            files += map(os.fsencode, images)
+            labels += [self.classes.index(name)] * len(images)
+            others += [f"{name}/{other}" for other in left_out]
+        warn_of_left_out(self.folder, others)
+        # Arrays, because forked workers share them but end up copying lists. Bytes, as file names need not be UTF-8.
+        self.files = np.array(files)
+        self.labels = np.array(labels)
         self.open_cache()
 
     def path(self, index: int) -> str:
@@ -136,23 +140,30 @@ def find_images(folder: str | Path) -> tuple[list[str], list[str]]:
 
     An image has one of SUFFIXES, in any case; no part of its path is hidden. Links are followed: see `walk`.
     """
-    images, others, errors = list[str](), list[str](), list[OSError]()
+    images = list[str]()
+    others = list[str]()
+    errors = list[OSError]()
     for parent, names in sorted(walk(folder, errors.append)):
         below = "" if parent == str(folder) else os.path.relpath(parent, folder) + "/"
-        for path in [below + name for name in sorted(names)]:
-            (images if path.lower().endswith(SUFFIXES) and not is_hidden(path) else others).append(path)
+        for name in sorted(names):
+            path = below + name
+            if path.lower().endswith(SUFFIXES) and not is_hidden(path):
+                images.append(path)
+            else:
+                others.append(path)
     if errors:
         raise DataError(f"{errors[0].filename} cannot be read ({errors[0].strerror}); allow it, or remove the folder")
     return images, others
 
 
 def walk(folder: str | Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[str, list[str]]]:
-    """Yields each folder in and below `folder`, with the names of its files. Links are followed.
+    """Yields each folder in and below `folder`, with the names of its files. Follows links.
 
-    A real folder is read once, and none that `folder` is in: links may lead back to it, or round in circles.
+    Reads each real folder once, and never a folder that contains `folder`: links may lead back to it, or in circles.
     """
-    real, given = Path(os.path.realpath(folder)), Path(os.path.abspath(folder))
-    seen = {os.path.realpath(parent) for parent in (*real.parents, *given.parents)}
+    real = Path(os.path.realpath(folder))
+    parents = [*real.parents, *Path(os.path.abspath(folder)).parents]
+    seen = {os.path.realpath(parent) for parent in parents}
     if str(real) in seen:
         return
     seen.add(str(real))
@@ -163,11 +174,13 @@ def walk(folder: str | Path, onerror: Callable[[OSError], None]) -> Iterator[tup
         yield parent, names
 
 
-def say_left_out(where: object, names: Sequence[str], count: int | None = None) -> None:
-    """Warns in one line that these files of `where` are not read; count: how many, if `names` are examples."""
+def warn_of_left_out(where: object, names: Sequence[str], count: int | None = None) -> None:
+    """Warns in one line that these files of `where` are not read. count: how many, if `names` are only examples."""
     if names:
-        log.warning("%s: %d files are not read, such as %s", where, count or len(names), printable(example_of(names)))
+        example = printable(example_of(names))
+        log.warning("%s: %d files are not read, such as %s", where, count or len(names), example)
 
 
 def example_of(names: Sequence[str]) -> str:
+    """The first name, preferably not a hidden one; "" if there are none."""
     return min(names, key=lambda name: (bool(is_hidden(name)), name), default="")

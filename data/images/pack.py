@@ -1,12 +1,12 @@
-"""How images are stored one after another, by extras/packed and by data.cache: RGB, uint8 (H, W, 3), or as files.
+"""The format in which extras/packed and data.cache store images, one after another: RGB, uint8 (H, W, 3), or files.
 
-An image whose shorter side exceeds a limit is resized first. A checksum (CRC-32) of its bytes is kept beside it.
+An image whose shorter side exceeds a limit is resized first. A checksum (CRC-32) of its bytes is stored beside it.
 """
 
 import numpy as np
 import torch
 
-from data.images.crops import resized, with_shorter_side
+from data.images.crops import resized
 
 VERSION = 2
 
@@ -26,6 +26,5 @@ def shard_name(split: str, number: int) -> str:
 
 def shrunk(pixels: torch.Tensor, side: int, interpolation: str = "bilinear") -> np.ndarray:
     """An image (3, H, W) as it is stored, (h, w, 3): resized if its shorter side has more than `side` pixels."""
-    height, width = pixels.shape[1:]
-    size = with_shorter_side((width, height), min(height, width, side))
-    return resized(pixels, size, interpolation).permute(1, 2, 0).contiguous().numpy()
+    shorter = min(*pixels.shape[1:], side)
+    return resized(pixels, shorter, interpolation).permute(1, 2, 0).contiguous().numpy()

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 from data.errors import DataError, read_lines
-from data.image_folder import find_images, say_left_out
+from data.image_folder import find_images, warn_of_left_out
 from data.images.decoders import choose
 from data.images.decoding import decode, image_errors, whole
 from data.subset import Subset
@@ -99,7 +99,7 @@ def image_files(inputs: Sequence[str]) -> list[str]:
         if os.path.isdir(given):
             images, others = find_images(given)
             paths = [os.path.join(given, image) for image in images]
-            say_left_out(given, others)
+            warn_of_left_out(given, others)
         elif not os.path.exists(given):
             raise DataError(f"{given} does not exist: give image files, folders or .txt files of paths")
         else:

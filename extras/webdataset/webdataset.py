@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from data.errors import DataError, read_lines
-from data.image_folder import say_left_out
+from data.image_folder import warn_of_left_out
 from data.images.crops import CroppedDataset, File, class_indices
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
@@ -82,7 +82,7 @@ class WebDataset(CroppedDataset):
         self._bytes = joined(indices, "bytes")
         self._names = joined(indices, "name")
         others = [f"{shard}/{name}" for shard, (*_, count, name) in zip(shards, indices, strict=True) if count]
-        say_left_out(key, others, sum(count for *_, count, _ in indices))
+        warn_of_left_out(key, others, sum(count for *_, count, _ in indices))
         self._at_once = requests if any(map(is_remote, shards)) else 0
         self._begun: dict[Any, Files] = {}  # this batch's files and the next one's, at most
         labels = read_labels(indices)
@@ -176,7 +176,7 @@ class WebDatasetStream(CroppedStream):
                 for name, *_, label in pair(shard, sample):
                     yield end, contents[name], f"{shard}/{name}", label.decode()
         if self._says_left_out and getattr(get_worker_info(), "id", 0) == 0:
-            say_left_out(shard, others)  # once, by one stream
+            warn_of_left_out(shard, others)  # once, by one stream
             self._says_left_out = False
 
 

@@ -42,7 +42,7 @@ def normalize(**batch):
         (Synthetic, {"length": 1e8}, "data.length=100000000.0 must be a whole number"),
         (ImageFolder, {}, "data.root is not set"),
         (ImageFolder, {"image_size": "large"}, "data.image_size=large must be a whole number, at least 1"),
-        (ImageFolder, {"min_area": 0}, "data.min_area=0 must be a number above 0 and at most 1"),
+        (ImageFolder, {"min_area": 0}, "data.min_area=0: give a number above 0 to 1"),
         (ImageFolder, {"policy": "trival"}, "data.policy=trival: use one of trivial, rand"),
         (ImageFolder, {"decoder": "jpeg"}, "data.decoder=jpeg: use one of auto, nvimgcodec, torchvision, pillow"),
         (normalize, {"image": torch.zeros(2, 4, 4, 3)}, "needs uint8 images of shape (B, H, W, 3)"),
