@@ -296,3 +296,14 @@ class Stop:
         if not how.startswith("SIG"):
             raise ZeroDivisionError(how)
         os.kill(os.getpid(), getattr(signal, how))
+
+
+class Fails:
+    """A callback: one process fails after the second step, with an expected error or with another one."""
+
+    def __init__(self, rank: int, expected: bool) -> None:
+        self.rank, self.error = rank, DataError if expected else RuntimeError
+
+    def on_step(self, run: Any) -> None:
+        if run.trainer.step == 2 and run.processes.rank == self.rank:
+            raise self.error("the images are gone")

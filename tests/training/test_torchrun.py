@@ -179,3 +179,12 @@ def test_runs_without_a_name_do_not_take_over_an_earlier_one(python, tmp_path):
     for number in (1, 2):  # what torchrun --master-addr calls every run
         run = Run(python, tmp_path, "train.max_steps=2", "hydra.run.dir=", "train.resume=auto", id="none").finish()
         assert len(list((tmp_path / "outputs").iterdir())) == number and "resum" not in run.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "expected"), [(1, True), (0, True), (1, False)])
+def test_of_a_process_that_fails_as_expected_the_others_say_so_without_a_traceback(python, tmp_path, number, expected):
+    fails = f"+callbacks.fails={{_target_: {EXTENSIONS}.Fails, rank: {number}, expected: {expected}}}"
+    text = Run(python, tmp_path, fails).finish("the images are gone").text
+    assert (f"error: process {number} failed: its output says why" in text) == expected, text
+    assert ("train.py" in text and "trainer.run_step(batch)" in text) != expected, text
