@@ -2,7 +2,10 @@
 
 import gc
 import os
+import signal
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 sys.path[:0] = [str(Path(__file__).parents[level]) for level in (3, 1, 0)]
 
 import strikes  # noqa: E402
+from every_loader import Streamed  # noqa: E402
 from on_simulated_gpu import Hidden, simulated  # noqa: E402, F401
 from simulated_loads import BATCH, DEVICE, ROWS, Rows, consumed, doubled, workers  # noqa: E402
 from strikes import Interrupted, moments_of, struck  # noqa: E402
@@ -127,6 +131,54 @@ def test_where_locking_fails_batches_are_copied_once_more_and_the_log_says_so_on
     with preloader() as loader:
         assert all(low == high for low, high, _ in consumed(loader, epochs=2))
     assert caplog.text.count("page-locking a batch failed") == 1
+
+
+class Hazardous(Rows):
+    """Reading sample 30 removes the file `folder/kind`, and fails as that says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, index: int):
+        for kind in self.folder.iterdir() if index == 30 else ():
+            kind.unlink()
+            if kind.name == "skip":
+                raise ValueError
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("hazard", ["kill", "skip", "streams", "many held"])
+def test_a_killed_worker_a_skipped_sample_streams_and_many_held_batches_change_no_byte(hazard, tmp_path):
+    dataset, settings = Hazardous(tmp_path), {"on_error": "skip"}
+    if hazard == "streams":
+        dataset, settings = Streamed(Rows()), {"streams": 2}
+    sim.copy_seconds = 0.005
+    with preloader(dataset, depth=12 if hazard == "many held" else 2, **settings) as loader:
+        expected = [*range(ROWS)]
+        for epoch in range(2):
+            if epoch == 1 and hazard in ("kill", "skip"):
+                (tmp_path / hazard).touch()
+            if epoch == 1 and hazard == "skip":
+                expected.remove(30)
+            batches = consumed(loader)
+            assert all(low == high == [2 * label for label in labels] for low, high, labels in batches)
+            assert sorted(label for _, _, labels in batches for label in labels) == expected
+            assert [lock for lock in sim.locked.values() if lock.device is not None], "slots are locked now"
+    assert not [*tmp_path.iterdir()], "the hazard has happened"
+
+
+def test_a_loader_that_another_thread_closes_unlocks_when_the_copies_are_done():
+    sim.copy_seconds = 0.01
+    loader, batches = preloader(depth=4), []
+    iterator = iter(loader)
+    batches.append(next(iterator))
+    closing = threading.Thread(target=loader.close)
+    closing.start()
+    with suppress(RuntimeError):  # it is closed
+        batches.extend(iterator)
+    closing.join(60)
+    assert all((batch["x"].cpu() == 2 * batch["label"].cpu()[:, None]).all() for batch in batches)
 
 
 def fork(loader) -> None:
