@@ -94,7 +94,7 @@ def test_with_steps_an_epoch_goes_on_where_the_one_before_has_ended(closed_later
     assert (state["epoch"], state["samples"]) == (3, 2)
     resumed = closed_later(TorchStream(Stream(6), 2, **settings))
     resumed.load_state_dict(state)
-    assert contents(resumed) == [[0, 1]] and "begins anew" in caplog.text  # one batch of the epoch was left
+    assert contents(resumed) == [[0, 1]] and "starts again" in caplog.text  # one batch of the epoch was left
 
 
 def test_a_stream_that_gives_nothing_is_an_error(closed_later):
