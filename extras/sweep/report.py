@@ -9,16 +9,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shlex
 import statistics
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from extras.sweep.picture import Bar, draw_bars
 from training.files import write_whole
+from training.page import embedded, write_page
 from training.table import table
 
+PAGE = Path(__file__).with_name("sweep.html")
 NOTES = ".sweep"  # the folder of the jobs' notes
 SIMPLEST = ("torch", "threads", "workers", "prefetch", "resident")  # the loaders, the simplest first
 SPEED = "images_per_second"
@@ -47,6 +51,11 @@ class Job:
         self.summary: dict[str, Any] = {}
         if status == "done":
             self._read_summary()
+
+    def page(self, folder: Path) -> str:
+        """The address of its report.html in a page in `folder`; empty if it has none."""
+        path = Path(self.folder, "report.html")
+        return quote(os.path.relpath(path, folder)) if path.exists() else ""
 
     def _read_summary(self) -> None:
         path = Path(self.folder, "summary.json")
@@ -166,14 +175,14 @@ class Sweep:
         """The report for a terminal: the table, the best setting with its command, and the jobs that are not done."""
         counts = Counter(job.status for job in self.jobs)
         counted = ", ".join(f"{number} {status}" for status, number in counts.items())
-        lines = [f"Sweep {self.folder}", f"Jobs: {counted}", "", *self._table(), *self._advice(), ""]
+        lines = [f"Sweep {self.folder}", f"Jobs: {counted}", "", *self._table(), *self.advice(), ""]
         for job in self.jobs:
             if job.error:
                 lines.append(f"{job.status.capitalize()}: {self.label([job])}: {job.error}")
         return "\n".join(lines).rstrip()
 
-    def _table(self) -> list[str]:
-        """The lines of a table with a row per setting. Its columns are the keys that vary, and the known metrics."""
+    def columns(self) -> list[list[str]]:
+        """A table with a row per setting, below headings: columns of the keys that vary, and of the known metrics."""
         settings = self.settings
         columns: list[list[str]] = [["job", *(setting.numbers for setting in settings)]]
         for key in self.keys:
@@ -181,11 +190,13 @@ class Sweep:
         for key, (heading, _) in self.metrics.items():
             columns.append([heading, *(self.cell(setting, key) for setting in settings)])
         columns.append(["status", *(setting.status for setting in settings)])
-        columns = [column for column in columns if column[0] != "seed" and set(column[1:]) != {"-"}]
-        marks = [" ", *map(self.mark, settings)]
-        return [f"{mark} {line}".rstrip() for mark, line in zip(marks, table(columns), strict=True)]
+        return [column for column in columns if column[0] != "seed" and set(column[1:]) != {"-"}]
 
-    def _advice(self) -> list[str]:
+    def _table(self) -> list[str]:
+        marks = [" ", *map(self.mark, self.settings)]
+        return [f"{mark} {line}".rstrip() for mark, line in zip(marks, table(self.columns()), strict=True)]
+
+    def advice(self) -> list[str]:
         """Sentences and commands: the fastest setting, and the one with the best score if that is another."""
         lines = []
         fastest = self.fastest[0] if self.fastest else None
@@ -233,7 +244,7 @@ class Sweep:
 
 
 def write_report(folder: Path) -> None:
-    """Writes `sweep.csv`, `sweep.md` and `sweep.png` into the sweep's folder, each whole or not at all.
+    """Writes `sweep.csv`, `sweep.md`, `sweep.png` and `sweep.html` into the sweep's folder, each whole or not at all.
 
     Several jobs may do so at the same time, without a lock: each looks at the jobs again after writing, and writes
     again if they have changed, so that the last report that is written has every job.
@@ -244,4 +255,6 @@ def write_report(folder: Path) -> None:
         page = f"# Sweep {folder.name}\n\n```\n{sweep.text()}\n```\n\n![Speed of each setting](sweep.png)\n"
         write_whole(folder / "sweep.csv", written)
         write_whole(folder / "sweep.md", page)
-        write_whole(folder / "sweep.png", sweep.picture())
+        picture = sweep.picture()
+        write_whole(folder / "sweep.png", picture)
+        write_page(folder / "sweep.html", PAGE, title=folder.name, sweep=sweep, picture=embedded(picture))

@@ -98,6 +98,16 @@ def test_the_table_has_columns_only_for_what_varies_and_its_columns_line_up(tmp_
     assert {row.index("%") for row in rows if "%" in row} == {heading.index("waiting") + len("waiting") - 1}
 
 
+def test_the_page_has_the_table_escaped_the_picture_and_links_to_the_pages_of_the_jobs(tmp_path):
+    jobs = made(tmp_path, [("loader=<b>", 1000.0), ("loader=workers", "it broke & failed")])
+    (jobs / "job 0" / "report.html").write_text("a page")
+    write_report(jobs)
+    text = (jobs / "sweep.html").read_text()
+    assert "<td>&lt;b&gt;</td>" in text and "it broke &amp; failed" in text and "<b>" not in text
+    assert '<tr class="fastest">' in text and text.count('src="data:image/png;base64,') == 1
+    assert '<a href="job%200/report.html">job 0</a>' in text and "job%201" not in text
+
+
 def test_a_job_that_ends_while_another_writes_the_report_is_in_it(tmp_path, monkeypatch):
     def draw(*_):
         add_job(tmp_path, 1, "seed=1", 1000.0)
