@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 
-from training.launch import EXPECTED
+from training.processes import EXPECTED
 
 
 def parser(about: str | None) -> ArgumentParser:

@@ -16,7 +16,7 @@ from data.errors import DataError
 from loaders import Random, WorkerLoader, offers, tensors
 from training.config import Config
 from training.processes import Processes
-from training.tasks import Task, is_classes
+from training.tasks import Task, is_classes, wrong_label
 
 
 def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
         if field not in batch:
             raise DataError(f"{name} has no {field!r}, only {', '.join(batch)}: change task.inputs or task.label")
     labels = batch[task.label] if task.label else None
-    if (below := task.label_below) and not (isinstance(labels, Tensor) and is_classes(labels, below)):
+    if (below := task.label_below) and not (isinstance(labels, Tensor) and is_classes(labels, below, task.ignored)):
         raise DataError(f"{name} has the labels {labels}: give the numbers of classes, 0 to {below - 1}")
     return batch
 
@@ -96,9 +96,10 @@ def check_labels(dataset: Any, task: Task) -> None:
         return
     values = np.asarray(labels)
     if values.dtype.kind in "iu" and values.size == len(dataset):
-        wrong = np.flatnonzero((values < 0) | (values >= below))
-        if len(wrong):
-            label = f"labels[{wrong[0]}] of {type(dataset).__name__} is {values.flatten()[wrong[0]]}"
+        flat = torch.from_numpy(values.astype(np.int64).flatten())
+        place = wrong_label(flat, below, task.ignored)
+        if place is not None:
+            label = f"labels[{place}] of {type(dataset).__name__} is {flat[place]}"
             raise DataError(f"{label}: give the numbers of classes, 0 to {below - 1}")
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.configs import CONF, FAST
 from tests.training.extensions import Stop
-from training.launch import EXPECTED
+from training.processes import EXPECTED
 
 
 def call(folder: Path, *arguments: str, ends_with: int = 0) -> str:

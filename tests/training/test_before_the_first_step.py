@@ -5,6 +5,7 @@ The sentence has the value and the remedy. What fits passes, and the checks leav
 
 import random
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,17 @@ class Late(Images):
     def __getitem__(self, index: int) -> Any:
         image, label = super().__getitem__(index)
         return image, label + 5 * (index == 37)
+
+
+class Unlabelled(Images):
+    """The second image of each kind has a label that a loss leaves out, and so it is in `labels`."""
+
+    def __init__(self, train: bool, label: int, **options: Any) -> None:
+        super().__init__(train, **options)
+        self.labels = [label if index % 4 == 1 else index % 2 for index in range(len(self))]
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0], self.labels[index]
 
 
 class Formed(Images):
@@ -217,6 +229,13 @@ def test_a_metric_that_needs_more_samples_is_named_by_the_first_evaluation(tmp_p
 def test_a_wrong_label_of_a_later_batch_is_named_with_its_batch(tmp_path, error):
     with error(r"step \d, in epoch 1: the label of row \d+ is 6: number them 0 to 1"):
         train(tmp_path, *IMAGES, own("data", "Late"))
+
+
+@pytest.mark.parametrize(("label", "sentence"), [(255, ""), (-1, r"labels.*: give the numbers of classes, 0 to 1")])
+def test_only_a_label_that_the_loss_ignores_may_be_that_of_no_class(tmp_path, error, label, sentence):
+    loss = "task.loss={_target_: torch.nn.CrossEntropyLoss, ignore_index: 255}"
+    with error(sentence) if sentence else nullcontext():
+        train(tmp_path, *IMAGES, own("data", "Unlabelled"), f"+data.label={label}", loss, "train.epochs=1")
 
 
 def test_a_fork_may_check_its_dataset_in_a_test(error):
