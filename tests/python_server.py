@@ -45,7 +45,8 @@ class PythonServer:
     def start(self, *arguments: object, cwd: Path = ROOT, env: dict[str, str] | None = None) -> Program:
         """Starts `python *arguments`: "-c" and a program's text, or a script's path; then the program's arguments."""
         request = [str(argument) for argument in arguments], str(cwd), dict(os.environ) if env is None else env
-        (stdout, their_stdout), (status, their_status) = os.pipe(), os.pipe()
+        stdout, their_stdout = os.pipe()
+        status, their_status = os.pipe()
         stderr = os.memfd_create("stderr")  # not a pipe, so that it can be read after stdout
         socket.send_fds(self._control, [json.dumps(request).encode()], [their_stdout, stderr, their_status])
         os.close(their_stdout)
@@ -68,8 +69,12 @@ class Program:
     """A program that the server has started, with the methods of subprocess.Popen that tests use."""
 
     def __init__(self, arguments: tuple, stdout: TextIO, stderr: TextIO, status: TextIO) -> None:
-        self.args, self.stdout, self.stderr, self._status = arguments, stdout, stderr, status
-        self.pid, self.returncode = int(status.readline()), None
+        self.args = arguments
+        self.stdout = stdout
+        self.stderr = stderr
+        self._status = status
+        self.pid = int(status.readline())
+        self.returncode = None
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
@@ -139,13 +144,19 @@ def become(arguments: list[str], cwd: str, environment: dict[str, str], fds: lis
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    multiprocessing.process.ORIGINAL_DIR, tempfile.tempdir = os.getcwd(), None
+    multiprocessing.process.ORIGINAL_DIR = os.getcwd()
+    tempfile.tempdir = None
     numpy.random.seed()  # or all programs would draw the same numbers
-    main, (file, *sys.argv) = types.ModuleType("__main__"), arguments
+    main = types.ModuleType("__main__")
+    file, *sys.argv = arguments
     if file == "-c":
-        source, sys.argv[0], folder = sys.argv[0], "-c", ""
+        source = sys.argv[0]
+        sys.argv[0] = "-c"
+        folder = ""
     else:
-        source, main.__file__, folder = Path(file).read_text(), file, str(Path(file).resolve().parent)
+        source = Path(file).read_text()
+        main.__file__ = file
+        folder = str(Path(file).resolve().parent)
         sys.argv.insert(0, file)
     sys.path[0:1] = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.modules["__main__"] = main

@@ -52,7 +52,9 @@ _pending: list[tuple[list["Event"], "_Block"]] = []  # freed, but recorded on ot
 
 class _Block:
     def __init__(self, size: int, stream: Stream) -> None:
-        self.bytes, self.size, self.stream = torch.empty(size, dtype=torch.uint8), size, stream
+        self.bytes = torch.empty(size, dtype=torch.uint8)
+        self.size = size
+        self.stream = stream
         self.users: set[Stream] = set()  # other streams, as record_stream was told
 
 
@@ -76,7 +78,8 @@ class _Owner:
         if is_finalizing():
             return
         block = self.block
-        users, block.users = block.users, set()
+        users = block.users
+        block.users = set()
         with _lock:
             if users:
                 _pending.append(([user.record_event() for user in users], block))
@@ -88,7 +91,9 @@ class _Owner:
 
 class _Locked:
     def __init__(self, address: int, size: int, device: int | None = None, owner: Any = None) -> None:
-        self.address, self.size, self.end = address, size, address + size
+        self.address = address
+        self.size = size
+        self.end = address + size
         self.device = device  # None: torch's own memory, which is pinned for all devices
         self.owner = owner  # keeps the memory alive
         locked[address] = self
@@ -182,7 +187,8 @@ class SimTensor(torch.Tensor):
     def __new__(cls, raw: torch.Tensor, owner: _Owner) -> "SimTensor":
         layout = {"strides": raw.stride(), "storage_offset": raw.storage_offset(), "dtype": raw.dtype}
         self = torch.Tensor._make_wrapper_subclass(cls, raw.size(), device=owner.block.stream.device, **layout)
-        self.raw, self.owner = raw, owner
+        self.raw = raw
+        self.owner = owner
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -194,7 +200,8 @@ class SimTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        kwargs, aten = kwargs or {}, torch.ops.aten
+        kwargs = kwargs or {}
+        aten = torch.ops.aten
         flat, spec = pytree.tree_flatten((args, kwargs))
         first = next((item for item in flat if isinstance(item, SimTensor)), None)
         where = current_stream(first.device if first is not None else None)
@@ -238,7 +245,8 @@ class SimTensor(torch.Tensor):
 
 def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool, on: Stream) -> torch.Tensor:
     global blocking
-    raw, size = target.raw, source.nbytes
+    raw = target.raw
+    size = source.nbytes
     plain = source.contiguous() if source.stride() != raw.stride() else source
     is_plain = plain is source and source.dtype == raw.dtype and torch.ops.aten.is_non_overlapping_and_dense(source)
     lock = _lock_at(source.data_ptr())
@@ -264,7 +272,8 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool, on: 
 
 
 def _empty(size: Any, stride: Any, dtype: torch.dtype, on: Stream) -> SimTensor:
-    size, stride = tuple(size), tuple(stride)
+    size = tuple(size)
+    stride = tuple(stride)
     extent = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     owner = _Owner(extent * dtype.itemsize, on)
     flat = owner.block.bytes[: extent * dtype.itemsize].view(dtype) if extent else torch.empty(0, dtype=dtype)
@@ -274,12 +283,15 @@ def _empty(size: Any, stride: Any, dtype: torch.dtype, on: Stream) -> SimTensor:
 def _install() -> Any:
     names = ("Stream", "Event", "stream", "device", "current_stream", "current_device", "synchronize")
     module = SimpleNamespace(**{name: getattr(simulated_streams, name) for name in names})
-    module.is_available, module.device_count = lambda: True, lambda: DEVICES
-    module._is_in_bad_fork, module.is_initialized = lambda: False, lambda: True
+    module.is_available = lambda: True
+    module.device_count = lambda: DEVICES
+    module._is_in_bad_fork = lambda: False
+    module.is_initialized = lambda: True
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     module.cudart = lambda: SimpleNamespace(cudaHostRegister=_register, cudaHostUnregister=_unregister)
     module.check_error = _check_error
-    module._lazy_init, module.manual_seed_all = lambda: None, lambda seed: None
+    module._lazy_init = lambda: None
+    module.manual_seed_all = lambda seed: None
     backend_registration._setup_privateuseone_for_python_backend("sim", module)
 
     def make(size: Any, stride: Any, dtype: torch.dtype | None, device: Any) -> SimTensor:
@@ -293,7 +305,8 @@ def _install() -> Any:
         "empty.memory_format", lambda size, dtype=None, device=None, **_: make(size, contiguous(size), dtype, device)
     )
     library.impl("empty_strided", lambda size, stride, dtype=None, device=None, **_: make(size, stride, dtype, device))
-    torch.Tensor.is_pinned, torch.Tensor.pin_memory = is_pinned, pin_memory  # type: ignore[assignment]
+    torch.Tensor.is_pinned = is_pinned  # type: ignore[assignment]
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[assignment]
     return library
 
 

@@ -26,7 +26,8 @@ class Queue:
     """Runs tasks one after the other in a thread. An interpreter that exits runs them all."""
 
     def __init__(self) -> None:
-        self._thread, self._lock = ThreadPoolExecutor(1), threading.Lock()
+        self._thread = ThreadPoolExecutor(1)
+        self._lock = threading.Lock()
         self._blocked: Future[None] = Future()  # done while it waits for another queue
         self.last = self.add(lambda: None)
 
@@ -57,7 +58,8 @@ def _run(task: Callable[[], Any], seconds: float) -> None:
 
 class Event:
     def __init__(self, enable_timing: bool = False, **_: Any) -> None:
-        self.device, self.time = current_device(), 0.0
+        self.device = current_device()
+        self.time = 0.0
         self.recorded: Future[None] | None = None
 
     def record(self, stream: "Stream | None" = None) -> None:
@@ -125,7 +127,8 @@ def current_stream(device: Any = None) -> Stream:
 @contextlib.contextmanager
 def stream(new: Stream):
     """Makes a stream and its device current."""
-    name, before = f"stream {new.device.index}", current_stream(new.device)
+    name = f"stream {new.device.index}"
+    before = current_stream(new.device)
     with device(new.device):
         setattr(_here, name, new)
         try:
@@ -136,7 +139,8 @@ def stream(new: Stream):
 
 @contextlib.contextmanager
 def device(new: Any):
-    before, _here.device = current_device(), _index(new)
+    before = current_device()
+    _here.device = _index(new)
     try:
         yield
     finally:

@@ -7,7 +7,9 @@ from torch.utils.data import Dataset
 
 from loaders import Preloader, WorkerLoader
 
-LENGTH, BATCH_SIZE, SEED = 22, 4, 7  # the last batch is a short one
+LENGTH = 22  # the last batch is a short one
+BATCH_SIZE = 4
+SEED = 7
 
 
 class Points(Dataset):

@@ -16,7 +16,8 @@ class Line(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line, self.seen = torch.nn.Linear(2, 1), []
+        self.line = torch.nn.Linear(2, 1)
+        self.seen = []
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         self.seen.append(indices({"x": x, "labels": labels}))
@@ -25,7 +26,10 @@ class Line(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_gets_every_sample_once_an_epoch_in_the_order_of_the_epoch(kind):
-    accelerator, line, epochs, steps = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4), Line(), [], 0
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+    line = Line()
+    epochs = []
+    steps = 0
     with KINDS[kind]() as loader:
         model, optimizer, prepared = accelerator.prepare(line, torch.optim.SGD(line.parameters(), lr=1e-4), loader)
         for _ in range(3):
@@ -68,7 +72,8 @@ def test_the_trainer_gets_the_order_of_each_epoch_and_after_a_resume_the_batches
             return loader
 
     def train(resume: str | None = None) -> list[list[int]]:
-        line, quiet = Line(), {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
+        line = Line()
+        quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
         times = {"per_device_train_batch_size": BATCH_SIZE, "save_strategy": "steps", "save_steps": 8}
         settings = transformers.TrainingArguments(str(tmp_path), **quiet, **times)
         Trainer(line, settings, train_dataset=loader.dataset).train(resume_from_checkpoint=resume)

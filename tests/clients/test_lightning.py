@@ -84,7 +84,8 @@ def test_predictions_come_for_every_sample_in_order(settings):
 @pytest.mark.parametrize("kind", ["seeded", "preloader"])
 @pytest.mark.parametrize("step", [6, 8], ids=["at_an_epochs_end", "within_an_epoch"])
 def test_a_run_resumed_from_a_checkpoint_gets_the_batches_that_were_left(kind, step, tmp_path):
-    whole, resumed = Recorder(), Recorder()
+    whole = Recorder()
+    resumed = Recorder()
     saves = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=step)
     with KINDS[kind]() as loader:
         trainer(enable_checkpointing=True, callbacks=[saves]).fit(whole, loader)
@@ -98,7 +99,8 @@ def in_ddp() -> None:
     """Three runs, each of whose processes writes the samples of its batches into a file."""
     workers = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
     for name in ("unseeded", "seeded", "own_share"):
-        module, runner = Recorder(), trainer(devices=2, strategy="ddp", use_distributed_sampler=name != "own_share")
+        module = Recorder()
+        runner = trainer(devices=2, strategy="ddp", use_distributed_sampler=name != "own_share")
         settings = {"seed": None if name == "unseeded" else SEED, **workers}
         if name == "own_share":
             settings |= {"rank": runner.global_rank, "world_size": runner.world_size}

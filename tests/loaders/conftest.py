@@ -93,7 +93,8 @@ def alarm():
 def clock(monkeypatch):
     """Stands in for the `time` module of timers and timelines: time passes only where a test says so."""
     clock = SimpleNamespace(now=0.0, cpu=0.0)
-    clock.perf_counter, clock.thread_time = lambda: clock.now, lambda: clock.cpu
+    clock.perf_counter = lambda: clock.now
+    clock.thread_time = lambda: clock.cpu
     for module in ("timing", "timeline", "work"):
         monkeypatch.setattr(f"loaders.{module}.time", clock)
     return clock

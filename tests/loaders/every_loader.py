@@ -16,7 +16,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
 from loaders.order import Order
 
-LENGTH, BATCH_SIZE, STREAMS = 18, 4, 2  # five batches, the last with two samples; six batches from two streams
+LENGTH = 18  # five batches, the last with two samples; six batches from two streams
+BATCH_SIZE = 4
+STREAMS = 2
 
 
 class Streamed(IterableDataset):

@@ -37,7 +37,9 @@ class Waiting(Numbers):
 
     def __init__(self, length: int, late: int, events=multiprocessing) -> None:
         super().__init__(length)
-        self.late, self.go, self.begins = late, events.Event(), events.Event()
+        self.late = late
+        self.go = events.Event()
+        self.begins = events.Event()
 
     def __getitem__(self, index: int) -> int:
         if index >= self.late:
@@ -191,7 +193,8 @@ def rows(loader) -> list:
 
 def outcomes(loader) -> list:
     """Each batch of an epoch as numbers, or the error in its place as text."""
-    seen, iterator = [], iter(loader)
+    seen = []
+    iterator = iter(loader)
     while True:
         try:
             seen.append(plain(next(iterator)))

@@ -9,7 +9,8 @@ from every_loader import LOADERS
 from example_datasets import Numbers
 from torch.utils.data import BatchSampler
 
-LENGTH, BATCH_SIZE = 24, 4
+LENGTH = 24
+BATCH_SIZE = 4
 KINDS = ("inline", "processes", "torch", "resident", "preloader")
 AS_BATCHES = pytest.mark.parametrize("as_batches", [False, True])
 
@@ -30,7 +31,8 @@ class Made(Numbers):
 
     def __init__(self, make) -> None:
         super().__init__(LENGTH)
-        self.make, self.count = make, 0
+        self.make = make
+        self.count = 0
 
     def __iter__(self):
         self.count += 1

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, WeightedRandomSampler, default_collate
 
-LENGTH, ERROR_AT = 9, 4  # samples of a dataset, and the one that raises
+LENGTH = 9  # samples of a dataset
+ERROR_AT = 4  # the sample that raises
 GAPPED = "gapped"  # in the place of a tensor's strides, if it does not fill its memory
 
 Pair = namedtuple("Pair", "a b")
@@ -80,7 +81,8 @@ ERRORS = (ValueError("bad sample"), KeyError("missing"), UNDECODABLE, StopIterat
 
 class Data:
     def __init__(self, program: Program) -> None:
-        self.program, self.scratch = program, torch.zeros(50)
+        self.program = program
+        self.scratch = torch.zeros(50)
 
     def __len__(self) -> int:
         return LENGTH
@@ -120,7 +122,8 @@ SAMPLERS = ("sequential", "shuffled", "generator", "weighted", "batches", "sized
 
 
 def settings(program: Program) -> dict[str, Any]:
-    kind, size = program.sampler, program.batch_size
+    kind = program.sampler
+    size = program.batch_size
     chosen: dict[str, Any] = {"batch_size": size} | ({} if size is None else {"drop_last": program.drop_last})
     if kind == "batches":
         chosen = {"batch_sampler": BatchSampler(Own(SIZED), size or 2, program.drop_last)}
@@ -196,7 +199,8 @@ def fill(item: torch.Tensor) -> Any:
 
 def fork(batch: Any) -> tuple[int, int]:
     """Forks a child, which reads the batch when it is told to; it exits with 1 if it is the same then."""
-    (tells, told), expected = os.pipe(), repr(describe(batch))
+    tells, told = os.pipe()
+    expected = repr(describe(batch))
     if (pid := os.fork()) == 0:
         gc.disable()
         torch.set_num_threads(1)  # OpenMP hangs in a forked child
@@ -208,7 +212,9 @@ def fork(batch: Any) -> tuple[int, int]:
 
 def consume(loader: Any, consumer: str, note: Callable[[Any], None]) -> None:
     """Uses the loader for an epoch."""
-    kept, children, iterators = [], [], []
+    kept = []
+    children = []
+    iterators = []
     for number in (1, 2) if consumer == "leave" else ():  # an epoch is left early, twice
         iterators.append(iter(loader))
         for _, batch in zip(range(number), take(iterators[-1], note), strict=False):
@@ -236,7 +242,8 @@ def run(program: Program, kind: type, **more: Any) -> list[Any]:
     """Returns what the program sees with loaders of this class, in the order in which it sees it."""
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     TABLE.copy_(full(0, "float32", LENGTH, 40))
-    loader, seen = kind(Data(program), **settings(program), **more), list[Any]()
+    loader = kind(Data(program), **settings(program), **more)
+    seen = list[Any]()
     for _ in range(2):
         noted: list[Any] = []
         consume(loader, program.consumer, noted.append)

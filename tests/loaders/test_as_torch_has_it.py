@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from loaders import Preloader, ResidentLoader, SeededLoader, TorchLoader, WorkerLoader
 
-LENGTH, BATCH_SIZE = 24, 4
+LENGTH = 24
+BATCH_SIZE = 4
 
 
 OF_SEEDS = ["set_epoch", "state_dict", "load_state_dict"]

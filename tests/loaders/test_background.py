@@ -31,7 +31,8 @@ def cores_used() -> tuple[int, int]:
 
 def seen_in(start, bound: float) -> int:
     """How many threads torch has in a thread that `start(function)` starts, in an operation after it has returned."""
-    has_returned, seen = threading.Event(), []
+    has_returned = threading.Event()
+    seen = []
 
     def compute() -> None:
         assert has_returned.wait(bound)
@@ -70,7 +71,8 @@ def test_a_background_thread_that_starts_another_changes_nothing_for_others(boun
 
 
 def test_threads_that_start_at_once_compute_on_one_core_each(bound):
-    at_once, seen = threading.Barrier(8), []
+    at_once = threading.Barrier(8)
+    seen = []
 
     def start() -> None:
         at_once.wait(bound)

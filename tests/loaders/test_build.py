@@ -79,7 +79,8 @@ def test_processes_start_by_the_method_that_the_config_names_and_loaders_without
 
 
 def test_cached_repeats_training_batches_and_an_evaluation_has_every_sample(build):
-    training, evaluation = build("cached", Numbers(50), batch_size=2, shuffle=True), build("cached", Numbers(50))
+    training = build("cached", Numbers(50), batch_size=2, shuffle=True)
+    evaluation = build("cached", Numbers(50))
     assert len(training) == len(batches := contents(training)) == 25
     assert len({row for batch in batches for row in batch}) <= 2 * 8
     assert sorted(rows(evaluation)) == list(range(50))

@@ -39,8 +39,10 @@ class Locking(Numbers):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(40)
-        self.seconds, self.lock = seconds, multiprocessing.Lock()
-        self.is_locked, self.has_begun = multiprocessing.Event(), multiprocessing.Event()
+        self.seconds = seconds
+        self.lock = multiprocessing.Lock()
+        self.is_locked = multiprocessing.Event()
+        self.has_begun = multiprocessing.Event()
 
     def __getitem__(self, index: int) -> int:
         if index == 0:
@@ -104,7 +106,8 @@ def test_loaders_that_only_the_garbage_collector_finds_end_their_workers(seed):
 class Collecting(Numbers):
     """Its last sample collects garbage, when that is `due`."""
 
-    due, done = threading.Event(), threading.Event()
+    due = threading.Event()
+    done = threading.Event()
 
     def __getitem__(self, index: int) -> int:
         if index == self.length - 1 and self.due.wait(60):

@@ -42,7 +42,8 @@ def test_iter_runs_the_epoch_that_set_epoch_named_and_else_the_next_one(case, bu
 
 def test_a_newer_iterator_ends_the_older_one_unless_they_are_independent(case, build):
     loader = build()
-    older, newer = iter(loader), iter(loader)
+    older = iter(loader)
+    newer = iter(loader)
     if case.is_independent:
         assert [take(older, 2), take(newer, 2)] == [case.batches(0)[:2], case.batches(1)[:2]]
     else:
@@ -97,7 +98,8 @@ def test_a_dataset_that_has_changed_its_length_is_followed_at_the_next_iter(case
 
 
 def test_any_batch_can_be_resumed_at(case, build):
-    loader, states = build(), []
+    loader = build()
+    states = []
     loader.set_epoch(1)
     states.append(saved(loader))
     for _ in loader:
@@ -204,7 +206,8 @@ def test_a_preloaders_transform_runs_once_a_batch_with_numbers_of_the_batchs_pla
 
     whole = preloader(0)
     assert [contents(whole) for _ in range(2)] == [[[row + 100 for row in b] for b in case.batches(e)] for e in (0, 1)]
-    expected, calls[:] = list(calls), []
+    expected = list(calls)
+    calls.clear()
     assert [batch for batch, _ in expected] == case.batches(0) + case.batches(1)
     assert len({draw for _, draw in expected}) == len(expected)
     begun = preloader(2)

@@ -58,7 +58,8 @@ def test_killed_workers_are_restarted_and_no_sample_is_lost_changed_or_repeated(
     deaths = loader.stats().get("workers", {}).get("deaths", 0)
     second = contents(loader)
     if not case.is_keyed or case.reads_once:
-        seen, second = [batch["index"] for batch in seen], [batch["index"] for batch in second]
+        seen = [batch["index"] for batch in seen]
+        second = [batch["index"] for batch in second]
         epochs = [[batch["index"] for batch in epoch] for epoch in epochs]
     assert [contents(seen), second] == epochs
     assert deaths >= len(workers) and (deaths > 0) == bool(workers)

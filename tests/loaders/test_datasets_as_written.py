@@ -7,8 +7,10 @@ from example_datasets import Noisy, Numbers, Written, contents, failing, outcome
 
 from loaders import ResidentLoader, UnequalSamples, WorkerLoader
 
-LENGTH, BATCH_SIZE = 12, 4
-FIRST, LAST = [0, 1, 2, 3], [8, 9, 10, 11]
+LENGTH = 12
+BATCH_SIZE = 4
+FIRST = [0, 1, 2, 3]
+LAST = [8, 9, 10, 11]
 
 
 # Which methods count
@@ -54,7 +56,9 @@ class OnTheInstance(Numbers):
     def __init__(self, length: int) -> None:
         super().__init__(length)
         written = EveryMethod(length)
-        self.sample_spec, self.read_batch, self.arrays = written.sample_spec, written.read_batch, written.arrays
+        self.sample_spec = written.sample_spec
+        self.read_batch = written.read_batch
+        self.arrays = written.arrays
 
 
 class WrittenAnew(Tripled):
@@ -119,7 +123,8 @@ def test_stop_iteration_is_the_error_of_its_batch_and_never_the_end_of_the_epoch
         return next(iter(())) if samples[0] == 4 else {"index": torch.tensor(samples)}
 
     if where == "collate_fn":
-        dataset, reader["collate_fn"] = Numbers(LENGTH), stops_at_4
+        dataset = Numbers(LENGTH)
+        reader["collate_fn"] = stops_at_4
     else:
         dataset = failing(where, "stop", (5,), length=LENGTH)
     with WorkerLoader(dataset, BATCH_SIZE, seed=0, persistent_workers=True, **reader) as loader:

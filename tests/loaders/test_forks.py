@@ -66,7 +66,8 @@ def test_a_child_gets_a_sentence_or_its_own_loaders_batches_and_the_parent_every
 class Waiting:
     """A key that waits while it is hashed."""
 
-    is_reached, go_on = threading.Event(), threading.Event()
+    is_reached = threading.Event()
+    go_on = threading.Event()
 
     @property
     def ndim(self) -> int:

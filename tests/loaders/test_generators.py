@@ -74,7 +74,8 @@ class Numbers(torch.utils.data.Dataset):
 
 class NumberStream(IterableDataset):
     def __init__(self, transform: Any) -> None:
-        self.transform, self.own = transform, np.random.default_rng(0)
+        self.transform = transform
+        self.own = np.random.default_rng(0)
 
     def __iter__(self) -> Any:
         stream: Any = get_worker_info()
@@ -123,7 +124,8 @@ def test_generators_are_found_in_attributes_lists_and_arguments_and_global_ones_
     owner: Any = SimpleNamespace(
         list=[ours, ours], dict={"a": random.Random()}, partial=partial(print, torch.Generator())
     )
-    owner.itself, owner.method = owner, Draws(random.Random).__call__
+    owner.itself = owner
+    owner.method = Draws(random.Random).__call__
     assert len(list(generators_in(owner))) == 4
     shared: Any = [torch.default_generator, random._inst, np.random.mtrand._rand]
     assert not list(generators_in(SimpleNamespace(shared=shared, data=[ours] * 1000)))

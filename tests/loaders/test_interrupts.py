@@ -138,7 +138,8 @@ class Signalling(Numbers):
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
-        self.program, self.received = os.getpid(), multiprocessing.RawValue("i")
+        self.program = os.getpid()
+        self.received = multiprocessing.RawValue("i")
 
     def __getitem__(self, index: int) -> int:
         first = self.received.value
@@ -150,7 +151,8 @@ class Signalling(Numbers):
 
 @pytest.mark.parametrize("settings", [{}, {"worker_method": "thread", "timeout": 50}, {"seed": 0, "in_order": False}])
 def test_what_interrupts_only_the_waiting_leaves_the_workers_to_it_however_often_it_comes(settings):
-    dataset, seen = Signalling(12), []
+    dataset = Signalling(12)
+    seen = []
 
     def strike(*_: object) -> None:
         dataset.received.value += 1
@@ -192,7 +194,9 @@ def test_a_real_signal_that_wakes_a_waiting_next_loses_no_batch(kind, seed):
     def strike(*_: object) -> None:
         raise kind
 
-    before, seen, struck_by = signal.signal(signal.SIGUSR1, strike), [], []
+    before = signal.signal(signal.SIGUSR1, strike)
+    seen = []
+    struck_by = []
     try:
         with WorkerLoader(Waiting(16), 2, num_workers=1, prefetch_factor=1, seed=seed) as loader:
             iterator = iter(loader)

@@ -31,7 +31,8 @@ def is_whole(batch: dict, first: int) -> bool:
 @EVERY
 @pytest.mark.parametrize("kind", [Images, WrittenImages])
 def test_kept_batches_never_change_whatever_is_loaded_afterwards_and_after_close(make, kind):
-    loader, kept = make(kind(240), 8), []
+    loader = make(kind(240), 8)
+    kept = []
     for _ in range(2):
         for number, batch in enumerate(loader):
             if number % 3 == 0:

@@ -84,7 +84,8 @@ def oracle(program: Program, counts: Counter[str]) -> list[Any]:
     alone = Program(**vars(program) | {"num_workers": 0})
     if program.seed is not None:
         return run(alone, WorkerLoader, seed=program.seed)
-    row, expected = "a sampler's error", run(alone, DataLoader)
+    row = "a sampler's error"
+    expected = run(alone, DataLoader)
     if program.sampler != "breaking":
         row = "conjugated tensors, newer dtypes"
         if not NOT_SENT_RIGHT & {*program.leaves}:
@@ -114,7 +115,8 @@ def difference(expected: Any, seen: Any, counts: Counter[str]) -> Any:
 
 def check(first: int, count: int) -> tuple[list[str], Counter[str]]:
     """Runs programs; returns what differs, and how many programs or values each row of the table excused."""
-    found, counts = list[str](), Counter[str]()
+    found = list[str]()
+    counts = Counter[str]()
     for number in range(first, first + count):
         program = drawn(number)
         if row := row_of(program):
@@ -146,7 +148,9 @@ def test_programs_see_what_torchs_class_shows(part):
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 def test_ten_thousand_programs_see_what_torchs_class_shows():
-    count, parts, first = int(os.environ.get("PROGRAMS", "10000")), 4, random.SystemRandom().randrange(10**9)
+    count = int(os.environ.get("PROGRAMS", "10000"))
+    parts = 4
+    first = random.SystemRandom().randrange(10**9)
     command = [sys.executable, "-W", "ignore", __file__, str(count // parts)]
     starts = range(first, first + count, count // parts)
     running = [subprocess.Popen([*command, str(start)], stdout=subprocess.PIPE) for start in starts]

@@ -50,7 +50,8 @@ def held() -> int:
 
 @SEEDS
 def test_the_memory_of_a_closed_loader_goes_back_though_a_later_loaders_workers_live(seed):
-    before, dataset = held(), Sized([4 * MB] * 8)
+    before = held()
+    dataset = Sized([4 * MB] * 8)
     first = WorkerLoader(dataset, 1, num_workers=2, seed=seed, persistent_workers=True)
     for number, batch in enumerate(first):
         assert is_whole(batch, number, dataset)
@@ -68,7 +69,8 @@ def test_the_memory_of_a_closed_loader_goes_back_though_a_later_loaders_workers_
 def test_the_pages_of_rare_large_batches_are_given_back(seed):
     sizes = [MB // 4] * 150
     sizes[20] = sizes[40] = 30 * MB
-    before, dataset = held(), Sized(sizes)
+    before = held()
+    dataset = Sized(sizes)
     with WorkerLoader(dataset, 1, num_workers=2, seed=seed, persistent_workers=True) as loader:
         assert sum(is_whole(batch, number, dataset) for number, batch in enumerate(loader)) == len(sizes)
         assert held() - before < 20 * MB
@@ -93,7 +95,9 @@ def mappings(pid: int) -> int:
 
 
 def test_a_batch_that_a_forked_child_can_see_never_changes_and_memory_stays_flat():
-    before, most = held(), mappings(os.getpid())  # of other tests' loaders
+    # Other tests' loaders may have some.
+    before = held()
+    most = mappings(os.getpid())
     with WorkerLoader(Sized([10_000] * 64), 4, num_workers=2, seed=0, persistent_workers=True) as loader:
         for _ in range(12):
             iterator = iter(loader)

@@ -27,8 +27,10 @@ PART = st.tuples(st.integers(1, 3000), st.one_of(st.just(0.0), st.floats(0.0001,
 @given(st.lists(PART, min_size=1, max_size=4).filter(lambda parts: any(weight for _, weight in parts)), st.integers(0))
 @settings(max_examples=25, deadline=None)
 def test_parts_have_their_shares_and_repeat_a_sample_only_when_they_have_given_all_others(parts, seed):
-    mixture, count = Mixture(*zip(*parts, strict=True)), 3 * 4096 + 1000
-    order, ends = walk(mixture, count, seed % 2**64), np.cumsum(mixture.lengths)
+    mixture = Mixture(*zip(*parts, strict=True))
+    count = 3 * 4096 + 1000
+    order = walk(mixture, count, seed % 2**64)
+    ends = np.cumsum(mixture.lengths)
     for part, (length, weight) in enumerate(parts):
         mine = order[np.searchsorted(ends, order, side="right") == part]
         share = weight / sum(mixture.weights)

@@ -157,7 +157,9 @@ def alarmed(at: int) -> Made:
 def test_an_alarm_while_a_sampler_draws_is_raised_and_no_batch_is_lost(kind, at, alarm):
     with over(kind, alarmed(-1), batch_size=50) as calm:
         expected = contents(calm)
-    iterator, seen, alarms = None, [], 0
+    iterator = None
+    seen = []
+    alarms = 0
     with over(kind, alarmed(at), batch_size=50) as loader:
         while len(seen) < len(expected):
             try:

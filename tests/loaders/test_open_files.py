@@ -14,7 +14,8 @@ from example_datasets import Numbers
 
 from loaders import TorchLoader, WorkerLoader
 
-COUNT, SIZE = 48, 20_000  # samples, and bytes of each: larger than what a file object reads ahead
+COUNT = 48  # samples
+SIZE = 20_000  # bytes of a sample: more than a file object reads ahead
 
 
 class Opened(Numbers):
@@ -104,7 +105,8 @@ class Logged(Numbers):
     def __init__(self, folder: Path) -> None:
         super().__init__(8)
         (folder / "lines").write_text("".join(f"{number}\n" for number in range(20)))
-        self.lines, self.log = (folder / "lines").open(), (folder / "log").open("w")
+        self.lines = (folder / "lines").open()
+        self.log = (folder / "log").open("w")
         self.lines.readline()  # the file's object has read ahead of it
 
     def __getitem__(self, index: int) -> tuple[int, int]:

@@ -110,7 +110,8 @@ def test_without_padding_each_sample_goes_to_exactly_one_rank_as_evenly_as_possi
 
 # A large job without the machines: 1,024 ranks that share 1,000,000,000 samples
 
-LENGTH, GLOBAL_BATCH = 10**9, 3072  # three samples for each of 1,024 ranks, four for each of 768
+LENGTH = 10**9
+GLOBAL_BATCH = 3072  # three samples for each of 1,024 ranks, four for each of 768
 
 
 @pytest.mark.parametrize("kind", ["torch", "inline", "preloader"])
@@ -166,7 +167,8 @@ def test_rollover_cuts_the_endless_concatenation_of_the_epochs_into_full_batches
     length, batch_size, world_size, seed, data
 ):
     """Ranks are disjoint, no sample is lost or comes twice, and a batch depends on nothing but set_epoch."""
-    size, epochs = batch_size * world_size, 5
+    size = batch_size * world_size
+    epochs = 5
 
     def samplers() -> list[RolloverBatches]:
         return [RolloverBatches(length, batch_size, seed, rank, world_size) for rank in range(world_size)]

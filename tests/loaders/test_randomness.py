@@ -34,7 +34,8 @@ def test_numbers_are_uniform_from_0_to_below_1():
 
 
 def test_a_row_is_a_function_of_its_own_key_and_every_draw_is_fresh():
-    positions, indices = np.array([7, 8, 9]), np.array([100, 5, 100])
+    positions = np.array([7, 8, 9])
+    indices = np.array([100, 5, 100])
     together = Random(0, 2, positions, indices)
     alone = Random(0, 2, positions[1:2], indices[1:2])
     draws = [(together.uniform(count), alone.uniform(count)) for count in (4, 1, 4)]
@@ -45,8 +46,9 @@ def test_a_row_is_a_function_of_its_own_key_and_every_draw_is_fresh():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_a_generator_is_a_function_of_the_key_and_the_draw(device):
-    one, same = Random(0, 1), Random(0, 1)
-    first, second = (torch.rand(3, generator=one.generator(device), device=device) for _ in range(2))
+    first_of_key = Random(0, 1)
+    same = Random(0, 1)
+    first, second = (torch.rand(3, generator=first_of_key.generator(device), device=device) for _ in range(2))
     assert torch.equal(first, torch.rand(3, generator=same.generator(device), device=device))
     assert not torch.equal(first, second)
 

@@ -178,7 +178,8 @@ def test_indices_that_a_sampler_gives_are_those_of_the_dataset(make):
 
 
 def test_a_set_that_does_not_fit_is_refused_with_both_sizes_before_it_is_read(make, monkeypatch):
-    dataset, free = Counted(20_000), 200_000  # it takes 6 + 8 bytes a sample
+    dataset = Counted(20_000)  # a sample takes 6 + 8 bytes
+    free = 200_000
     monkeypatch.setattr(Accelerator, "free_bytes", lambda self: free)
     with pytest.raises(
         MachineFull, match=r"needs 0.3 MB on cpu for 20,000 samples, and 0.2 MB are free: use loader=pre"

@@ -53,7 +53,9 @@ class Nested(Numbers):
 
     def __init__(self, inner) -> None:
         super().__init__(LENGTH)
-        self.sampler, self.myself, self.epochs = inner, self, []
+        self.sampler = inner
+        self.myself = self
+        self.epochs = []
 
     def set_epoch(self, epoch: int) -> None:
         self.epochs.append(epoch)

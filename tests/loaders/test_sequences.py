@@ -58,20 +58,26 @@ class Sequences(RuleBasedStateMachine):
     def build(self, given: dict[str, Any], length: int, bad: int) -> None:
         if LOADERS[self.kind].is_stream:
             length = 22  # a stream without a batch is an error
-        self.given, self.dataset = given, Faulty(length, bad)
+        self.given = given
+        self.dataset = Faulty(length, bad)
         self.replace_loader(self.kind, world_size=2)
 
     def replace_loader(self, kind: str, world_size: int) -> None:
         """Makes another loader, with the same global batches."""
-        self.kind, self.case = kind, LOADERS[kind]
+        self.kind = kind
+        self.case = LOADERS[kind]
         world_size = 1 if self.case.is_stream else world_size
         given = {**self.given, "rank": self.given["rank"] % world_size, "world_size": world_size}
         # An error ends torch's epoch and that of a set that is read at once, and moves a stream's batches.
         has_errors = not (self.case.reads_once or self.case.is_stream or self.case.is_torchs)
         dataset = self.dataset if has_errors else Faulty(self.dataset.length)
-        self.bad, self.size = dataset.bad, SIZE // world_size
-        self.loader, self.order = make(kind, dataset, self.size, **given), given
-        self.upcoming, self.running, self.iterator = (0, 0), None, None
+        self.bad = dataset.bad
+        self.size = SIZE // world_size
+        self.loader = make(kind, dataset, self.size, **given)
+        self.order = given
+        self.upcoming = 0, 0
+        self.running = None
+        self.iterator = None
 
     def batches(self, epoch: int) -> list[list[int]]:
         return self.case.batches(epoch, length=self.dataset.length, batch_size=self.size, **self.order)
@@ -106,7 +112,8 @@ class Sequences(RuleBasedStateMachine):
     def begin(self) -> None:
         older = self.iterator
         self.iterator = iter(self.loader)
-        self.running, self.upcoming = self.upcoming, (self.upcoming[0] + 1, 0)
+        self.running = self.upcoming
+        self.upcoming = self.upcoming[0] + 1, 0
         self.has_ended(older)
 
     def has_ended(self, older: Any) -> None:
@@ -158,7 +165,8 @@ class Sequences(RuleBasedStateMachine):
         """Names the epoch that comes next, from its first batch on, since an interrupt may have spent its iter()."""
         self.upcoming = self.upcoming[0] + 1, 0
         self.loader.set_epoch(self.upcoming[0])
-        self.running, self.iterator = None, None
+        self.running = None
+        self.iterator = None
         self.begin()
 
     @rule(epoch=st.integers(0, 6))
@@ -184,7 +192,9 @@ class Sequences(RuleBasedStateMachine):
         if elsewhere is not None and LOADERS[elsewhere].is_stream == self.case.is_stream:
             self.loader.close()
             self.replace_loader(elsewhere, world_size)
-        older, self.running, self.iterator = self.iterator, None, None
+        older = self.iterator
+        self.running = None
+        self.iterator = None
         self.loader.load_state_dict(state)
         self.upcoming = place
         self.has_ended(older)

@@ -35,7 +35,9 @@ def test_kills_resumes_and_other_numbers_of_workers_change_no_byte(kind, setting
     assert len(set(map(str, epochs))) == 3, "each has its own random numbers"
     assert "drop_last" not in settings or {len(batch) for batch in chain(*epochs)} == {4}
     draw = random.Random(kind.__name__)
-    state, epoch, got = None, 0, []
+    state = None
+    epoch = 0
+    got = []
     while epoch < 3:
         with loader_of(kind(), draw.choice((0, 1, 2, 3)), **settings) as loader:
             if state is not None:
@@ -53,7 +55,8 @@ def test_kills_resumes_and_other_numbers_of_workers_change_no_byte(kind, setting
             state = loader.state_dict()
             if state["epoch"] > epoch:
                 assert got == epochs[epoch]
-                epoch, got = epoch + 1, []
+                epoch += 1
+                got = []
 
 
 @pytest.mark.parametrize(("prefetch_factor", "persistent"), [(1, True), (3, False)])
@@ -146,7 +149,8 @@ def test_an_interrupt_inside_next_loses_no_sample(kind, settings):
         loader.set_epoch(0)
         most = moments_of(lambda: next(loader))
     with loader_of(kind(150), 0, **settings) as loader:
-        iterator, got = iter(loader), []
+        iterator = iter(loader)
+        got = []
         for number, error in enumerate(islice(cycle((Interrupted, TimeoutError)), 2 * len(expected))):
             try:
                 with struck(1 + 7 * number % most, error):

@@ -12,7 +12,8 @@ def test_a_worker_clock_tells_computing_and_idling_apart(clock):
     work_clock = WorkClock()
     clock.now = 2.0
     work_clock.begin()
-    clock.now, clock.cpu = 5.0, 0.5
+    clock.now = 5.0
+    clock.cpu = 0.5
     work = work_clock.end(0.25)
     assert (work.began, work.seconds, work.cpu_seconds, work.collate_seconds) == (2.0, 3.0, 0.5, 0.25)
     assert work.wait_seconds == 2.0

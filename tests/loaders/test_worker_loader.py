@@ -73,7 +73,9 @@ class Started(Numbers):
 
     def __init__(self) -> None:
         super().__init__(60)
-        self.begun, self.asked_for, self.most = 0, 0, 0
+        self.begun = 0
+        self.asked_for = 0
+        self.most = 0
         self.progress = threading.Condition()
 
     def __getitem__(self, index: int) -> int:
@@ -104,7 +106,8 @@ class Ahead(Numbers):
 
     def __init__(self) -> None:
         super().__init__(24)
-        self.begun, self.asked_for = multiprocessing.Semaphore(0), multiprocessing.RawValue("q", 0)
+        self.begun = multiprocessing.Semaphore(0)
+        self.asked_for = multiprocessing.RawValue("q", 0)
         self.count = 0
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -117,7 +120,9 @@ class Ahead(Numbers):
 @pytest.mark.parametrize(("fit", "depth"), [(0.5, 1), (2.5, 2), (99, 4)])
 def test_with_prefetch_factor_auto_what_is_loaded_ahead_takes_an_eighth_of_the_memory(fit, depth, monkeypatch, bound):
     monkeypatch.setattr("loaders.workers.engine.available_memory", lambda: int(8 * fit * 100_000))
-    dataset, leads, begun = Ahead(), [], 0
+    dataset = Ahead()
+    leads = []
+    begun = 0
     with WorkerLoader(dataset, 1, seed=0, num_workers=1, prefetch_factor="auto") as loader:
         iterator = iter(loader)
         for number in range(24):
@@ -172,7 +177,8 @@ def test_the_figures_of_an_epoch_can_be_read_after_it_although_its_workers_have_
             began = time.perf_counter()
             list(loader)
             if seed is not None or num_workers:  # else all is torch's
-                figures, seconds = loader.stats()["workers"], time.perf_counter() - began
+                figures = loader.stats()["workers"]
+                seconds = time.perf_counter() - began
                 assert figures["batches"] == 3 and figures["mean_queued"] == figures["queued"] / 3
                 assert (figures["active_workers"], figures["bytes"]) == (num_workers, 6 * 8 * num_workers)
                 assert figures["copied_batches"] == figures["deaths"] == figures["skipped_samples"] == 0

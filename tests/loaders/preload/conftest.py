@@ -14,7 +14,8 @@ class Blocking:
     """Its second batch does not come before `release` is set, which its own close() does."""
 
     def __init__(self) -> None:
-        self.reached, self.release = threading.Event(), threading.Event()
+        self.reached = threading.Event()
+        self.release = threading.Event()
         self.closed = False
 
     def __iter__(self) -> Iterator[torch.Tensor]:

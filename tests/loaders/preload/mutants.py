@@ -11,7 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 COPY = "loaders/preload/device_copy.py"
-HOLD, DONE = "self._held.append(Held(batch))", "self._note_done(done)"
+HOLD = "self._held.append(Held(batch))"
+DONE = "self._note_done(done)"
 MOVE = "            prepared = move(batch, self._to_device)\n"
 EARLY = "            early = self.stream and self.stream.record_event()\n"
 RECORD = "tensor.record_stream(consumer)"
@@ -20,13 +21,13 @@ ERROR = (
     "        except ValueError:\n            self._held.pop()\n            raise\n        else:  # after an error too"
 )
 BEGIN = "self.stream.wait_stream(self.accelerator.current_stream())"
-PRELOADER, CALL, BEFORE = (
-    "loaders/preload/preloader.py",
-    "        self._copier.begin()\n",
-    "        key = self._begin()\n",
-)
+PRELOADER = "loaders/preload/preloader.py"
+CALL = "        self._copier.begin()\n"
+BEFORE = "        key = self._begin()\n"
 
-SLOTS, LOCKS, THREADS = "loaders/workers/slots.py", "loaders/page_locks.py", "loaders/workers/thread_pool.py"
+SLOTS = "loaders/workers/slots.py"
+LOCKS = "loaders/page_locks.py"
+THREADS = "loaders/workers/thread_pool.py"
 UNLOCK = "        for slot in self._slots:\n            page_locks.unlock(slot._address)\n"
 SCENARIOS = ("tests/loaders/preload/locks_on_simulated_gpu.py", "tests/loaders/preload/on_simulated_gpu.py")
 

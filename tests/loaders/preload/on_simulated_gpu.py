@@ -24,7 +24,8 @@ def simulated():
     seed = random.SystemRandom().randrange(10**6)
     print(f"delays drawn from seed {seed}")
     random.seed(seed)
-    sim.copy_seconds, sim.kernel_seconds = 0.003, 0.0015
+    sim.copy_seconds = 0.003
+    sim.kernel_seconds = 0.0015
     yield
     streams.synchronize()
     assert streams.errors == []
@@ -75,7 +76,9 @@ def test_a_consumer_on_a_stream_of_its_own_reads_the_right_bytes():
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_work_that_the_loader_queues_in_iter_is_waited_for(depth):
-    go, prepared, before = threading.Event(), threading.Event(), set(streams.all_streams)
+    go = threading.Event()
+    prepared = threading.Event()
+    before = set(streams.all_streams)
 
     class OnDevice(Rows):
         def arrays(self):
@@ -161,7 +164,8 @@ def test_no_copy_to_the_device_blocks(kind):
 
 
 def test_memory_is_bounded_however_far_the_host_is_ahead(depth=2):
-    sim.copy_seconds, sim.kernel_seconds = 0.0, 0.006
+    sim.copy_seconds = 0.0
+    sim.kernel_seconds = 0.006
     with Preloader(workers(), DEVICE, depth, doubled) as loader:
         before = sim.reserved
         results = []
@@ -223,7 +227,8 @@ def test_steps_and_spans_are_timed_on_their_own_device():
         for batch in timer.batches(loader):
             batch["x"].sum()
             timeline.spans()  # may be read while copies are under way
-    window, spans = timer.run(), timeline.spans()
+    window = timer.run()
+    spans = timeline.spans()
     assert window.steps == ROWS // BATCH - 2
     assert 0 < window.wait_seconds < window.seconds
     assert {Timeline.COPY_STREAM, Timeline.GPU, "preloader", "training loop"} <= {span.lane for span in spans}

@@ -11,7 +11,9 @@ from loaders import Preloader, ResidentLoader, WorkerLoader
 from tests import simulated_gpu as sim
 
 DEVICE = torch.device("sim:0")
-ROWS, BATCH, WIDTH = 64, 4, 3000
+ROWS = 64
+BATCH = 4
+WIDTH = 3000
 
 
 class Rows:
@@ -28,7 +30,8 @@ class Ring:
     """A loader with page-locked memory of its own, which it rewrites as soon as nothing holds the batch in it."""
 
     def __init__(self, wrap=dict) -> None:
-        self._wrap, self._free = wrap, []
+        self._wrap = wrap
+        self._free = []
 
     def __iter__(self):
         return map(self._batch, range(ROWS // BATCH))
@@ -66,7 +69,8 @@ LOADERS = {
 
 def consumed(loader, epochs: int = 1, kept: int = 0, leave_at: int | None = None) -> list[tuple[list[int], ...]]:
     """What a consumer reads of each batch, late: it queues its work, and reads the results at the end."""
-    results, held = [], []
+    results = []
+    held = []
     for _ in range(epochs):
         for number, batch in enumerate(loader):
             x = batch["x"].to(torch.int64)

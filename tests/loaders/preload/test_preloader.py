@@ -206,7 +206,8 @@ def test_the_transforms_random_numbers_have_the_key_seed_epoch_batch_number_and_
 
 @DEPTHS
 def test_over_a_loader_that_counts_no_epochs_the_preloader_does(make, depth):
-    loader, same = make(Batches(3), depth, transform=draw), make(Batches(3), 0, transform=draw)
+    loader = make(Batches(3), depth, transform=draw)
+    same = make(Batches(3), 0, transform=draw)
     epochs = [contents(loader) for _ in range(3)]
     assert len({tuple(batch[-2:]) for epoch in epochs for batch in epoch}) == 9
     assert [contents(same) for _ in range(3)] == epochs
@@ -230,7 +231,8 @@ class Generator(SeededLoader):
 
 @DEPTHS
 def test_over_an_iterator_that_is_not_ours_the_state_is_what_its_consumer_received(make, depth):
-    loader, expected = make(Generator(Numbers(20), 2, shuffle=True, seed=5), depth), contents(seeded())
+    loader = make(Generator(Numbers(20), 2, shuffle=True, seed=5), depth)
+    expected = contents(seeded())
     assert contents(itertools.islice(iter(loader), 4)) == expected[:4]
     loader.close()
     assert loader.state_dict()["samples"] == 8

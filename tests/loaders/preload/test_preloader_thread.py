@@ -21,8 +21,10 @@ class Counting:
     """An endless loader that notes how far ahead of the consumer's requests it is asked, and by whom."""
 
     def __init__(self) -> None:
-        self.requests, self.started = 0, 0
-        self.lead, self.threads = [], set()
+        self.requests = 0
+        self.started = 0
+        self.lead = []
+        self.threads = set()
         self._progress = threading.Condition()
 
     def __iter__(self):
@@ -73,7 +75,9 @@ def test_a_delivered_batch_is_not_kept_alive_while_the_next_one_is_made(make, bl
 
 @THREADED
 def test_close_frees_the_batches_that_were_prepared_and_closes_a_generator(make, bound, depth):
-    alive, ended, far = [], threading.Event(), threading.Event()
+    alive = []
+    ended = threading.Event()
+    far = threading.Event()
 
     def batches():
         try:

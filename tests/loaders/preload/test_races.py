@@ -15,7 +15,9 @@ from loaders import Accelerator, Preloader, WorkerLoader
 
 pytestmark = pytest.mark.cuda
 
-BATCHES, ROWS, SIZE = 64, 32, 49_152  # of an epoch, of a batch, and the bytes of a row
+BATCHES = 64  # in an epoch
+ROWS = 32  # in a batch
+SIZE = 49_152  # bytes of a row
 BEHIND = 200_000  # cycles, some 0.1 ms, that the consumer's stream is kept busy at each batch
 
 
@@ -86,7 +88,8 @@ def test_every_batch_is_whole_and_in_its_place(method, depth, batches):
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_a_preloader_gets_page_locked_batches_and_nobody_else(method):
     with WorkerLoader(Pattern(), ROWS, seed=0, num_workers=2, worker_method=method) as loader:
-        iterator, borrower = iter(loader), Accelerator("cuda")
+        iterator = iter(loader)
+        borrower = Accelerator("cuda")
         for _ in range(BATCHES // 2):
             lent = iterator.lend(borrower)
         assert lent["image"].is_pinned()

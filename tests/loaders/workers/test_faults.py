@@ -189,9 +189,11 @@ def test_bad_samples_are_left_out_and_all_else_stays_as_it_was(kind, reader, cap
 @pytest.mark.parametrize("over", [lambda loader: loader, lambda loader: Preloader(loader, "cpu", 2)])
 @pytest.mark.parametrize("kind", [Noisy, Written])
 def test_hundreds_of_faults_in_one_epoch_change_nothing(kind, over):
-    length, faults = 120_000, [signal.SIGKILL] * 200 + [signal.SIGSTOP] * 50
+    length = 120_000
+    faults = [signal.SIGKILL] * 200 + [signal.SIGSTOP] * 50
     exits = failing(kind, "exit", tuple(range(0, length, length // 50)), times=1, length=length)
-    draw, batches = random.Random(2), []
+    draw = random.Random(2)
+    batches = []
     draw.shuffle(faults)
     with over(loader_over(exits, 3, batch_size=16, max_restarts=1000, timeout=1)) as loader:
         for batch in loader:

@@ -22,7 +22,8 @@ def test_a_fork_gives_no_memory_back_as_another_thread_may_be_about_to_write_the
     *held, written = [slots.take() for _ in range(SPOILT + 1)]
     for lease in held:
         lease.slot.is_delivered = True
-    slot, written.array[:100] = written.slot, 7
+    slot = written.slot
+    written.array[:100] = 7
     slots.note_use(slot, 100)
     del written
     child = os.fork()
@@ -36,7 +37,8 @@ def test_a_fork_gives_no_memory_back_as_another_thread_may_be_about_to_write_the
 
 def test_a_fork_marks_every_slot_though_another_thread_goes_on_meanwhile():
     made = [Slots(1) for _ in range(3)]
-    leases, kept = [slots.take() for slots in made], made[0].take()
+    leases = [slots.take() for slots in made]
+    kept = made[0].take()
     for lease in leases:
         lease.slot.is_delivered = True
 

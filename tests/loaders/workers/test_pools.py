@@ -100,7 +100,8 @@ def test_a_worker_without_descriptors_gets_an_error_in_words():
 
 @pytest.mark.parametrize("where", ["task", "worker_init_fn"])
 def test_a_thread_that_takes_longer_than_the_timeout_is_an_error(where):
-    dataset, go = Waiting(8, 4, threading), threading.Event()
+    dataset = Waiting(8, 4, threading)
+    go = threading.Event()
     init_fn = None if where == "task" else lambda worker: go.wait(60)
     settings = {"num_workers": 1, "worker_method": "thread", "timeout": 0.01, "worker_init_fn": init_fn}
     loader = WorkerLoader(dataset, 8, **settings)

@@ -28,7 +28,8 @@ class Flaky(Augmented):
 
     def __init__(self, length: int = 12, times: int = 1, error: Exception = STALE) -> None:
         super().__init__(length)
-        self.error, self.left = error, [tempfile.mkstemp()[1] for _ in range(times)]  # files: each copy shares them
+        self.error = error
+        self.left = [tempfile.mkstemp()[1] for _ in range(times)]  # files, which all copies of the dataset share
 
     def fail(self, index: int) -> None:
         left = [path for path in self.left if os.path.exists(path)]
@@ -66,7 +67,9 @@ class FlakyWritten(Flaky, Written):
     def before(self, index: int) -> None:
         self.fail(index)
 
-    __getitem__, read_batch, sample_spec = Written.__getitem__, Written.read_batch, Written.sample_spec
+    __getitem__ = Written.__getitem__
+    read_batch = Written.read_batch
+    sample_spec = Written.sample_spec
 
 
 @pytest.mark.parametrize("settings", [{"seed": 0}, {"seed": None, "num_workers": 2}], ids=["seed", "no seed"])
@@ -75,7 +78,8 @@ def test_a_sample_is_read_again_with_the_same_random_numbers(kind, settings, rea
     is_seeded = reader.get("worker_method") != "thread" or kind is FlakyWritten  # threads do not seed generators
     if settings["seed"] is None and (reader["num_workers"] == 0 or kind is FlakyWritten):
         pytest.skip("torch's own code reads")
-    expected, seen = [], []
+    expected = []
+    seen = []
     for times, into in ((0, expected), (1, seen)):
         torch.manual_seed(3)
         with WorkerLoader(kind(times=times), 3, retries=1, **{**reader, **settings}) as loader:
@@ -90,7 +94,8 @@ def test_a_sample_is_read_again_with_the_same_random_numbers(kind, settings, rea
 def test_a_stream_goes_back_to_its_last_batch(on_error, reader):
     if reader.get("worker_method") == "thread":
         pytest.skip("threads read no streams")
-    expected, seen = [], []
+    expected = []
+    seen = []
     for times, into in ((0, expected), (1, seen)):
         dataset = Streamed(Flaky(24, times=times))
         settings = {"streams": 2, "on_error": on_error, "retries": 1, "seed": 0}
