@@ -32,16 +32,16 @@ def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> 
         out = {name: torch.full((len(indices), *shape), 77, dtype=dtype) for name, (shape, dtype) in spec.items()}
         dataset.read_batch(indices, dict(out), Random(0, 0, indices, indices))
         for name, written in out.items():
-            found = batch[name]
-            same = found.dtype == written.dtype and found.shape == written.shape
-            if not (same and torch.allclose(found.double(), written.double(), 1e-4, 1e-4, equal_nan=True)):
+            read = batch[name]
+            is_alike = read.dtype == written.dtype and read.shape == written.shape
+            if not is_alike or not torch.allclose(read.double(), written.double(), 1e-4, 1e-4, equal_nan=True):
                 raise DataError(f"read_batch or sample_spec has another {name!r} than __getitem__ returns")
     return batch
 
 
 def first_batches(datasets: list[Any], task: Task, collate: Callable | None, config: Config) -> list[dict[str, Any]]:
     """The first batch of each dataset. If a worker reads it, this process opens none of their files."""
-    workers = int(config.loader.num_workers != 0 or any(map(is_stream, datasets)))
+    workers = 1 if config.loader.num_workers != 0 or any(map(is_stream, datasets)) else 0
     read = partial(read_first, collate=collate, skips=config.loader.on_error == "skip")
     settings: dict[str, Any] = {"num_workers": workers, "timeout": config.loader.timeout}
     settings["multiprocessing_context"] = config.loader.start_method
@@ -54,44 +54,50 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> A
     name = type(dataset).__name__
     if not (is_stream(dataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
         raise DataError(f"{name} needs __len__ and __getitem__, or has to be an IterableDataset")
-    found = list(islice(dataset if is_stream(dataset) else readable(dataset, skips), 2))
-    if not found:
+    samples = list(islice(dataset if is_stream(dataset) else readable(dataset, skips), 2))
+    if not samples:
         raise DataError(f"{name} has no samples: check the files that it reads")
     if collate is not None:
-        return collate(found)
+        return collate(samples)
     try:
-        return default_collate(found)
+        return default_collate(samples)
     except (TypeError, ValueError, RuntimeError) as error:
-        which = f", the second is {dataset.path(1)}" if hasattr(dataset, "path") else ""
+        second = f", the second is {dataset.path(1)}" if hasattr(dataset, "path") else ""
         remedy = "set data.collate, or end data.transform with a crop or a resize to one size"
-        raise DataError(f"{name}: two samples cannot make a batch ({error}{which}): {remedy}") from error
+        raise DataError(f"{name}: two samples cannot make a batch ({error}{second}): {remedy}") from error
 
 
 def readable(dataset: Any, skips: bool) -> Iterator[Any]:
-    """The first samples; with `skips` without those that raise an error."""
+    """The first samples; if `skips`, without those that raise an error."""
     for index in range(min(len(dataset), 100)):
         with suppress(*([Exception] if skips else [])):
             yield dataset[index]
 
 
 def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
-    """The batch with names. Raises DataError if a field is missing, or a label is not that of a class."""
-    batch, name = task.named(batch), type(dataset).__name__
-    fits, tasks = getattr(dataset, "fits_task", None), {kind.__name__.lower() for kind in type(task).__mro__}
-    if fits not in (None, *tasks) and tasks & {"classification", "multilabel", "regression"}:
+    """Names the batch's fields. Raises DataError if one is missing, or a label is no class number."""
+    batch = task.named(batch)
+    name = type(dataset).__name__
+    fits = getattr(dataset, "fits_task", None)
+    names = {kind.__name__.lower() for kind in type(task).__mro__}
+    is_ours = names & {"classification", "multilabel", "regression"}
+    if is_ours and fits is not None and fits not in names:
         raise DataError(f"{name}: the labels fit task={fits}: choose it, or another data.label (or data.numbers=true)")
     for field in task.fields:
         if field not in batch:
             raise DataError(f"{name} has no {field!r}, only {', '.join(batch)}: change task.inputs or task.label")
-    labels = batch[task.label] if task.label else None
-    if (below := task.label_below) and not (isinstance(labels, Tensor) and is_classes(labels, below, task.ignored)):
-        raise DataError(f"{name} has the labels {labels}: give the numbers of classes, 0 to {below - 1}")
+    below = task.label_below
+    if below:
+        labels = batch[task.label] if task.label else None
+        if not isinstance(labels, Tensor) or not is_classes(labels, below, task.ignored):
+            raise DataError(f"{name} has the labels {labels}: give the numbers of classes, 0 to {below - 1}")
     return batch
 
 
 def check_labels(dataset: Any, task: Task) -> None:
-    """Raises DataError if the dataset offers `labels`, and one of them is not that of a class."""
-    labels, below = getattr(dataset, "labels", None), task.label_below
+    """Raises DataError if the dataset offers `labels`, and one of them is no class number."""
+    labels = getattr(dataset, "labels", None)
+    below = task.label_below
     if labels is None or below is None or is_stream(dataset):
         return
     values = np.asarray(labels)
@@ -104,10 +110,10 @@ def check_labels(dataset: Any, task: Task) -> None:
 
 
 def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_first: Callable[[], Any]) -> None:
-    """Raises DataError in all processes if one has another dataset than the main one: they share it by index.
+    """Raises DataError in all processes if their datasets differ: they share one by index.
 
-    It looks at the length, at `labels` where the dataset offers them, and at the first samples. If these differ,
-    `read_first` reads them again: only a dataset that gives the same samples twice can be compared.
+    It compares the lengths, the `labels` if the dataset offers them, and the first samples. If the samples differ,
+    `read_first` reads them again: a dataset that does not give the same samples twice cannot be compared.
     """
     if processes.world_size == 1 or is_stream(dataset):
         return
@@ -117,8 +123,8 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_
         raise DataError(f"the {name} sets of the processes have different lengths, {lengths}: {remedy}")
     if len({*processes.gather(checksum_of_labels(dataset))}) > 1:
         raise DataError(f"the processes have the {name} samples in different orders, as their labels differ: {remedy}")
-    every = processes.gather(features(first))
-    if all(alike(every[0], other) for other in every):
+    of_processes = processes.gather(features(first))
+    if all(alike(of_processes[0], other) for other in of_processes):
         return
     if all(processes.gather(alike(features(first), features(read_first())))):
         raise DataError(f"the processes have the {name} samples in different orders, the first differ: {remedy}")

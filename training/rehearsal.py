@@ -27,24 +27,26 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
     smallest: the samples of the smallest part of a batch; if it is one, the network also trains on one.
     Raises ConfigError with what failed, or if no score has the name task.metric, or its direction is not known.
     """
-    task, kind = trainer.task, type(trainer)
+    task = trainer.task
+    kind = type(trainer)
     with no_trace(trainer):
         first, tested = move((data.first, data.first_tested), lambda tensor: tensor.to(trainer.device))
         batch = data.augment(first, Random(0, 0, 0))
         what = f"{type(trainer.model).__name__} and {type(task).__name__} cannot use the first"
         if kind.training_step is Trainer.training_step and kind.train_step is Trainer.train_step:
-            with explained(f"{what} training samples", batch):
+            with naming_batch(f"{what} training samples", batch):
                 trainer.training_step(batch)
             if smallest <= 1:
                 trainer.begin_training()
-                remedy = "set train.last_batch=drop, or another train.batch_size or train.accumulate"
-                with explained(f"a batch or a part of it has one sample, on which nothing can train: {remedy}", batch):
+                sentence = "a batch or a part of it has one sample, on which nothing can train: "
+                sentence += "set train.last_batch=drop, or another train.batch_size or train.accumulate"
+                with naming_batch(sentence, batch):
                     trainer.training_step(rows_of(batch, slice(1), task.count(batch)))
                 trainer.model.eval()
         batch = data.transform(tested)
-        with explained(f"{what} test samples, or {kind.__name__}.evaluation_step returns no scores by name", batch):
+        with naming_batch(f"{what} test samples, or {kind.__name__}.evaluation_step returns no scores by name", batch):
             names = [*trainer.evaluation_step(batch).keys()]
-        with explained("task.metrics cannot compute", batch):
+        with naming_batch("task.metrics cannot compute", batch):
             try:
                 names += trainer.metrics.compute()
             except (ValueError, RuntimeError) as error:  # torchmetrics' words for too few samples
@@ -54,27 +56,31 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
         log.warning("task.metrics: %s: not numbers, so they are left out", ", ".join(left_out))
     if task.metric not in names:
         raise ConfigError(f"task.metric={task.metric}: it is one of {', '.join(names)}")
-    its_own = getattr(trainer.metrics.metric_of(task.metric), "higher_is_better", None)
-    directions = task.higher_is_better, its_own, DIRECTIONS.get(task.metric.lower())
-    task.higher_is_better = next((one for one in directions if one is not None), None)
+    if task.higher_is_better is None:
+        metric = trainer.metrics.metric_of(task.metric)
+        task.higher_is_better = getattr(metric, "higher_is_better", None)
+    if task.higher_is_better is None:
+        task.higher_is_better = DIRECTIONS.get(task.metric.lower())
     if task.higher_is_better is None:
         raise ConfigError(f"task.metric={task.metric}: say which is the best: task.higher_is_better=true or false")
 
 
 @contextmanager
-def explained(what: str, batch: dict[str, Any]) -> Iterator[None]:
-    """Turns an error of the block into a ConfigError: what failed, what the batch is, and the error."""
+def naming_batch(what: str, batch: dict[str, Any]) -> Iterator[None]:
+    """Turns an error in the block into a ConfigError that says what failed, on which batch, and why."""
     try:
         yield
     except Exception as error:
-        kinds = {name: getattr(value, "dtype", type(value).__name__) for name, value in batch.items()}
-        fields = ", ".join(f"{name}: {kinds[name]} {tuple(getattr(batch[name], 'shape', ()))}" for name in batch)
-        raise ConfigError(f"{what} ({fields}): {type(error).__name__}: {error}") from error
+        fields = []
+        for name, value in batch.items():
+            kind = getattr(value, "dtype", type(value).__name__)
+            fields.append(f"{name}: {kind} {tuple(getattr(value, 'shape', ()))}")
+        raise ConfigError(f"{what} ({', '.join(fields)}): {type(error).__name__}: {error}") from error
 
 
 @contextmanager
 def no_trace(trainer: Trainer) -> Iterator[None]:
-    """In the block the network is in evaluation mode. Then restores buffers and modes, and clears sums."""
+    """Sets evaluation mode in the block. Afterwards restores modes and buffers, and clears sums."""
     modules = [trainer.model, *trainer.others.values()]
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     # Two samples are not worth a minute of compiling.
@@ -83,8 +89,9 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
         yield
     for buffer, before in buffers:
         buffer.copy_(before)
-    trainer.means, trainer.logged = Means(trainer.processes), Means(trainer.processes)
-    for one in vars(trainer).values():
-        if hasattr(one, "compute") and hasattr(one, "reset"):  # task.metrics, and metrics of a subclass
-            one.reset()
+    trainer.means = Means(trainer.processes)
+    trainer.logged = Means(trainer.processes)
+    for value in vars(trainer).values():
+        if hasattr(value, "compute") and hasattr(value, "reset"):  # task.metrics, and metrics of a subclass
+            value.reset()
     trainer.seed_step()

@@ -1,6 +1,6 @@
-"""train.init_from: a new run begins with the weights that a file, or an earlier run, has for its network's layers.
+"""train.init_from: a new run begins with weights from a file or from an earlier run.
 
-Reading a file runs no code that it contains. A layer is taken whole or not at all: one of another size stays new.
+Reading a file runs no code that it contains. A layer is loaded whole or not at all: one of another size stays new.
 """
 
 import importlib
@@ -27,16 +27,18 @@ def begin_from(source: str, model: nn.Module, processes: Processes) -> None:
     path, weights = processes.share(lambda: read_weights(source))
     own = model.state_dict()
     weights = {name_in(own, name): weight for name, weight in weights.items()}
-    new = {layer_of(name) for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape}
-    taken = {name: weights[name] for name in own.keys() & weights.keys() if layer_of(name) not in new}
+    common = own.keys() & weights.keys()
+    new = {layer_of(name) for name in common if own[name].shape != weights[name].shape}
+    taken = {name: weights[name] for name in common if layer_of(name) not in new}
     if not taken:
-        theirs, ours = (", ".join(names)[:150] for names in (weights, own))
+        theirs = ", ".join(weights)[:150]
+        ours = ", ".join(own)[:150]
         raise ConfigError(f"train.init_from: {path} has none of the layers of the network: {theirs}; it has {ours}")
     missing, _ = model.load_state_dict(taken, strict=False)
     new |= {layer_of(name) for name in missing}
     unused = {layer_of(name) for name in weights.keys() - own.keys()}
-    text = "train.init_from: %d of %d tensors come from %s; new layers, of another size or not in it: %s; not used: %s"
-    log.info(text, len(taken), len(own), path, *(", ".join(sorted(layers)) or "none" for layers in (new, unused)))
+    sentence = "train.init_from: %d of %d tensors come from %s; new layers, of another size or not in it: %s; "
+    log.info(sentence + "not used: %s", len(taken), len(own), path, listed(new), listed(unused))
 
 
 def read_weights(source: str) -> tuple[Path, dict[str, Tensor]]:
@@ -58,21 +60,25 @@ def read_weights(source: str) -> tuple[Path, dict[str, Tensor]]:
 
 
 def evaluated_weights(state: dict[str, Any]) -> dict[str, Tensor]:
-    """What a run evaluated: the running mean of the weights (EMA) in its checkpoint, or else the weights."""
+    """The weights that a run evaluated: their running mean (EMA), if its checkpoint has one."""
     mean = state.get("callbacks", {}).get("ema", {})
     averaged = {key.removeprefix("module."): value for key, value in mean.items() if key.startswith("module.")}
     return averaged or state["model"]
 
 
-def find(given: Path) -> Path:
-    """The checkpoint file to use: `given`, or best.pt in that run's folder, or its newest one."""
-    if given.is_file():
-        return given
-    best = given / "checkpoints" / "best.pt"
-    files = [best] if best.exists() else step_files(given / "checkpoints")
+def find(path: Path) -> Path:
+    """The checkpoint file to use: `path`, or else best.pt in that run's folder, or else its newest one."""
+    if path.is_file():
+        return path
+    best = path / "checkpoints" / "best.pt"
+    files = [best] if best.exists() else step_files(path / "checkpoints")
     if not files:
-        raise ConfigError(f"{given}: there is no checkpoint file, and no checkpoints/step-*.pt below it")
+        raise ConfigError(f"{path}: there is no checkpoint file, and no checkpoints/step-*.pt below it")
     return files[0]
+
+
+def listed(layers: set[str]) -> str:
+    return ", ".join(sorted(layers)) or "none"
 
 
 def name_in(own: dict[str, Any], name: str) -> str:

@@ -78,7 +78,7 @@ def repeat(run: Run, batch: Any, steps: int) -> list[float]:
     for _ in range(steps):
         run.trainer.run_step(batch)
     Accelerator(run.trainer.device).synchronize()
-    results = run.processes.gather(((time.perf_counter() - began) / steps, run.checkpoints.signals.received))
+    results = run.processes.gather(((time.perf_counter() - began) / steps, run.signals.received))
     return [] if any(signal for _, signal in results) else [taken for taken, _ in results]
 
 

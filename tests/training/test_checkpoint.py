@@ -17,13 +17,12 @@ from tests.data.fakes import flip_a_byte
 from training.checkpoint import Checkpoints
 from training.config import ConfigError, checked
 from training.processes import Processes
-from training.stopping import StopSignals
 
 
 def checkpoints(folder: Path, keep: int = 2, interval: tuple = (inf, inf)) -> Checkpoints:
     config: Any = SimpleNamespace(keep_checkpoints=keep, checkpoint_interval=lambda: interval)
     config.process_timeout, config.find_unused_parameters = 60.0, False
-    return Checkpoints(folder, config, Processes("cpu", config), StopSignals())
+    return Checkpoints(folder, config, Processes("cpu", config))
 
 
 def state(step: int) -> dict[str, Any]:
@@ -50,7 +49,8 @@ def test_the_newest_and_the_best_checkpoint_are_kept_and_linked(tmp_path):
 def test_checkpoints_are_saved_after_so_many_steps_or_so_many_seconds(tmp_path, interval, due):
     ours = checkpoints(tmp_path, 9, interval)
     for step in range(1, 7):
-        ours.after_step(step, lambda step=step: state(step))
+        if ours.is_late() or ours.is_due(step):
+            ours.save(state(step))
     assert [path.name for path in sorted(tmp_path.glob("checkpoints/step*"))] == [f"step-{n:07}.pt" for n in due]
 
 

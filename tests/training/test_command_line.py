@@ -17,7 +17,7 @@ import yaml
 from hydra.experimental.callback import Callback
 
 from tests.configs import CONF, FAST, checkpoint, composed, steps, stop
-from training.launch import completed
+from training.launch import complete
 
 ROOT = CONF.parent
 
@@ -179,7 +179,7 @@ def test_a_run_is_continued_by_its_folder_or_a_file_with_its_settings(
 def test_a_restart_by_torchrun_goes_on_in_the_folder_that_began_with_a_file(monkeypatch, earlier):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
-    assert "hydra.run.dir=outputs/mine" in completed([f"train.resume={earlier}/checkpoints/last.pt"])
+    assert "hydra.run.dir=outputs/mine" in complete([f"train.resume={earlier}/checkpoints/last.pt"])
 
 
 def test_each_job_of_a_sweep_goes_on_with_the_settings_of_the_run(command, tmp_path, earlier):

@@ -168,7 +168,7 @@ def test_data_that_change_are_refused_within_an_epoch_and_named_at_its_end(tmp_p
     for name, limit in (("within", "train.max_steps=1"), ("end", "train.epochs=1")):
         train(tmp_path / name, *files, limit)
     monkeypatch.setattr(Files, "moved", True)
-    with error("labels of the training set", "epoch's end"):
+    with error("labels of the training set", "end-of-epoch checkpoint"):
         train(tmp_path / "within", *files)
     monkeypatch.setattr(Files, "length", 96)
     with error(r"\b64\b", r"\b96\b"):

@@ -1,0 +1,83 @@
+"""Builds the objects of a run from its settings, in the order in which they need one another.
+
+What has to be closed again is put on an ExitStack, which closes it in the reverse order, also after an error.
+"""
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from data.errors import explained
+from loaders import build_loader
+from training.build import build
+from training.checkpoint import Checkpoints
+from training.clock import Clock
+from training.config import Config, ConfigError
+from training.datasets import Datasets
+from training.order import build_order, smallest_part
+from training.processes import Processes
+from training.rehearsal import rehearse
+from training.results import Results
+from training.run import Run, build_callbacks
+from training.stopping import StopSignals
+from training.trainer import Trainer
+
+
+def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
+    """Builds everything, and checks it on the first samples. folder: None makes a new one in outputs/."""
+    callbacks = build_callbacks(config.callbacks)
+    clock = Clock()
+    signals = cleanup.enter_context(StopSignals())
+    processes = Processes(config.device, config.train)
+    cleanup.push(processes.disconnect)
+    cleanup.callback(torch.set_num_threads, torch.get_num_threads())  # for the next job of a sweep
+    if config.train.num_threads:
+        torch.set_num_threads(config.train.num_threads)
+    results = Results(folder, processes.is_main)
+    cleanup.callback(results.close)
+    with signals.at_once():  # the first sample may never come
+        data = Datasets(config)
+        data.check_ranks(processes)
+
+    make_loader = partial(
+        build_loader,
+        config.loader,
+        device=processes.device,
+        batch_size=config.train.batch_size // processes.world_size,
+        seed=config.seed,
+        rank=processes.rank,
+        world_size=processes.world_size,
+        collate_fn=data.collate,
+    )
+    make_eval_loader = partial(make_loader, transform=data.transform, pad=False)
+    order = build_order(config, data.train, processes)
+    train_loader = cleanup.enter_context(make_loader(data.train, **data.augment_stage, **order))
+    train_loader.state_dict()  # raises an error now if a sampler has a state that cannot be saved
+    eval_split = "test" if data.val is None else "val"
+    eval_loader = cleanup.enter_context(make_eval_loader(getattr(data, eval_split)))
+
+    with explained("the length of an epoch is not known", "give the sampler a __len__", TypeError):
+        steps = config.train.epochs * len(train_loader)
+    if not steps:
+        size = f"train.batch_size={config.train.batch_size}"
+        raise ConfigError(f"{size}: the {len(data.train)} training samples, or the sampler, give no such batch")
+    trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
+    trainer.set_up()
+    rehearse(trainer, data, smallest_part(config, data.train, order, processes))
+    return Run(
+        config=config,
+        data=data,
+        trainer=trainer,
+        train_loader=train_loader,
+        eval_loader=eval_loader,
+        eval_split=eval_split,
+        make_eval_loader=make_eval_loader,
+        results=results,
+        checkpoints=Checkpoints(results.folder, config.train, processes),
+        signals=signals,
+        processes=processes,
+        clock=clock,
+        waiting_callbacks=callbacks,
+    )
