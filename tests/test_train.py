@@ -126,6 +126,6 @@ def test_a_signal_while_no_batch_comes_ends_the_run_with_a_checkpoint_of_the_las
 
 def test_no_process_or_thread_is_left_when_a_run_ends_or_fails(tmp_path, monkeypatch, nothing_left_behind):
     train(tmp_path / "ends", "loader=prefetch", "loader.num_workers=2", "train.max_steps=2")
-    monkeypatch.setattr("train.Trainer.train_step", lambda trainer, batch: 1 / 0)
+    monkeypatch.setattr("training.trainer.Trainer.train_step", lambda trainer, batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(tmp_path / "fails", "loader=prefetch", "loader.num_workers=2")
