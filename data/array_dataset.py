@@ -19,8 +19,9 @@ class ArrayDataset(Transformed):
     mean, std: one number per channel, for pixels scaled to 0..1.
     pad: pixels by which the images are padded (reflected) before a crop of (H, W) is taken; 0: no crop.
     flip: whether samples are mirrored. policy: "trivial" or "rand" (data.augment.Policy), or None.
-    transforms: the arguments of Transformed, a transform of your own, instead of crop and flip or after them.
+    transforms: the arguments of Transformed: your own transform, instead of crop and flip or after them.
     With train=False samples are not augmented. The attribute `images` has the padded images.
+    Raises DataError for an argument that does not fit.
     """
 
     def __init__(
@@ -43,21 +44,31 @@ class ArrayDataset(Transformed):
             raise DataError(f"images must be uint8 of shape (N, H, W, C), not {images.dtype} {images.shape}")
         labels = np.asarray(labels)  # also of lists and pandas
         if labels.shape not in (images.shape[:1], (len(images), 1)) or labels.dtype.kind not in "biu":
-            found = f"{labels.dtype} {labels.shape}"
-            raise DataError(f"{len(images)} images need labels of shape ({len(images)},), integers, not {found}")
+            form = f"{labels.dtype} {labels.shape}"
+            raise DataError(f"{len(images)} images need labels of shape ({len(images)},), integers, not {form}")
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
             raise DataError(f"labels go from {labels.min()} to {labels.max()}, number them 0 to {len(classes) - 1}")
         self.image_shape = images.shape[1:]
         largest = min(self.image_shape[:2]) - 1  # more pixels than that cannot be reflected
         if not 0 <= pad <= largest:
             raise DataError(f"data.pad={pad} must be 0 to {largest} for images of shape {self.image_shape}")
-        self.classes, self.mean, self.std = tuple(classes), tuple(mean), tuple(std)
-        chosen = None if policy is None else Policy(policy, channels=self.image_shape[2])
-        self.pad, self.flip, self.policy = (
-            (pad, flip, chosen) if train and not self.gets_whole_images else (0, False, None)
-        )
-        self._draws = 3 + (self.policy.draws if self.policy else 0) if self.pad or self.flip or self.policy else 0
-        self.images = np.pad(images, ((0, 0), (self.pad, self.pad), (self.pad, self.pad), (0, 0)), mode="reflect")
+        self.classes = tuple(classes)
+        self.mean = tuple(mean)
+        self.std = tuple(std)
+        self.policy = None if policy is None else Policy(policy, channels=self.image_shape[2])
+        self.pad = pad
+        self.flip = flip
+        if not train or self.gets_whole_images:
+            self.policy = None
+            self.pad = 0
+            self.flip = False
+        self._draws = 0  # random numbers that a sample needs
+        if self.pad or self.flip or self.policy is not None:
+            self._draws = 3
+        if self.policy is not None:
+            self._draws += self.policy.draws
+        sides = (self.pad, self.pad)
+        self.images = np.pad(images, ((0, 0), sides, sides, (0, 0)), mode="reflect")
         self.labels = labels.astype(np.int64).reshape(-1)
 
     def __len__(self) -> int:
@@ -70,7 +81,7 @@ class ArrayDataset(Transformed):
         image = self.images[index]
         if self._draws:
             image = self._augmented(image, *torch.rand(self._draws).tolist())
-        pixels = torch.from_numpy(image.copy())  # because changing a sample in place must not change the dataset
+        pixels = torch.from_numpy(image.copy())  # a copy, so that changing it in place does not change the dataset
         if self.transform is not None:
             pixels = self.transform(pixels.permute(2, 0, 1), f"image {index}")
         return {"image": pixels, "label": torch.tensor(self.labels[index])}
@@ -78,22 +89,24 @@ class ArrayDataset(Transformed):
     def prepare(self, image: np.ndarray) -> np.ndarray | torch.Tensor:
         """Resizes an image of any size, uint8 (H, W, C), to a sample's height and width: see `resized_middle`.
 
-        With data.test_transform it does what that does; of whole images, that alone.
+        data.test_transform is called after that, or, if it takes whole images, instead of that.
         """
         transform = self.test_transform
         if transform is None or transform.after == "crop":
             image = resized_middle(image, *self.image_shape[:2])
-        return (
-            image if transform is None else transform(torch.from_numpy(image.copy()).permute(2, 0, 1), "a new image")
-        )
+        if transform is None:
+            return image
+        pixels = torch.from_numpy(image.copy())
+        return transform(pixels.permute(2, 0, 1), "a new image")
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into `out`; numbers from `random.uniform` replace torch's generator."""
         np.take(self.labels, indices, out=out["label"].numpy())  # raises IndexError if one is out of range
         images = out["image"].numpy()
         if self._draws:
-            for row, (index, draws) in enumerate(zip(indices, random.uniform(self._draws).tolist(), strict=True)):
-                images[row] = self._augmented(self.images[index], *draws)
+            draws = random.uniform(self._draws).tolist()
+            for row, index in enumerate(indices):
+                images[row] = self._augmented(self.images[index], *draws[row])
         else:
             np.take(self.images, indices, axis=0, out=images, mode="wrap")  # "raise" would write to a copy of `out`
 
@@ -114,15 +127,18 @@ class ArrayDataset(Transformed):
             raise DataError("data.policy augments single images, not whole batches: use loader=prefetch")
         if not (self.pad or self.flip):
             return batch
-        images, (height, width, _) = batch["image"], self.image_shape
+        images = batch["image"]
+        height, width, _ = self.image_shape
         if random is None:
             return {**batch, "image": self._unpadded(images).contiguous()}
         down, right, mirror = random.uniform(3).T
-        top, left = ((draws * (2 * self.pad + 1)).astype(np.int64) for draws in (down, right))
-        mirrored = self.flip & (mirror < 0.5)
+        offsets = 2 * self.pad + 1
+        top = (down * offsets).astype(np.int64)
+        left = (right * offsets).astype(np.int64)
+        is_mirrored = self.flip & (mirror < 0.5)
         top += np.arange(len(top)) * images.shape[1]  # a row number among the rows of all images
-        left += mirrored * (width - 1)  # a mirrored row is read from its end backwards
-        starts = torch.from_numpy(np.stack([top, left, 1 - 2 * mirrored]))
+        left[is_mirrored] += width - 1  # a mirrored row is read from its end backwards
+        starts = torch.from_numpy(np.stack([top, left, np.where(is_mirrored, -1, 1)]))
         if images.is_cuda:
             starts = starts.pin_memory()  # a copy from pageable memory would make the host wait
         first_row, first_column, step = starts.to(images.device, non_blocking=True)[:, :, None]
@@ -139,9 +155,12 @@ class ArrayDataset(Transformed):
 
     def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float, *policy: float) -> np.ndarray:
         height, width, _ = self.image_shape
-        top, left = int(down * (2 * self.pad + 1)), int(right * (2 * self.pad + 1))
+        offsets = 2 * self.pad + 1
+        top = int(down * offsets)
+        left = int(right * offsets)
         image = image[top : top + height, left : left + width]
-        image = image[:, ::-1] if self.flip and mirror < 0.5 else image
+        if self.flip and mirror < 0.5:
+            image = image[:, ::-1]
         if self.policy is None:
             return image
         planes = torch.from_numpy(image.transpose(2, 0, 1).copy())
@@ -155,9 +174,12 @@ def resized_middle(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """
     if image.shape[:2] == (height, width):
         return image
-    (rows, columns), ratio = image.shape[:2], width / height
-    tall, wide = min(rows, round(columns / ratio)), min(columns, round(rows * ratio))
-    top, left = (rows - tall) // 2, (columns - wide) // 2
-    part = torch.from_numpy(image[top : top + tall, left : left + wide].copy()).permute(2, 0, 1)
-    resized = interpolate(part[None], (height, width), mode="bilinear", antialias=True)[0]
-    return resized.permute(1, 2, 0).contiguous().numpy()
+    rows, columns = image.shape[:2]
+    ratio = width / height
+    tall = min(rows, round(columns / ratio))
+    wide = min(columns, round(rows * ratio))
+    top = (rows - tall) // 2
+    left = (columns - wide) // 2
+    part = torch.from_numpy(image[top : top + tall, left : left + wide].copy())
+    resized = interpolate(part.permute(2, 0, 1)[None], (height, width), mode="bilinear", antialias=True)
+    return resized[0].permute(1, 2, 0).contiguous().numpy()

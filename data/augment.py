@@ -20,7 +20,7 @@ RANGES = {"erase": Range(0, 1), "mixup": Range(0), "cutmix": Range(0)}
 class Augment:
     """A transform that normalises a batch, then erases boxes and mixes images, with random numbers from `random`.
 
-    normalize: what normalises, a BatchTransform too; None for float images that are normalised already.
+    normalize: a Normalize or a BatchTransform; None for float images that are normalised already.
     erase: share (0..1) of the images in which a box becomes the mean colour (Zhong et al., arXiv:1708.04896).
     mixup: images are blended in pairs, with weights from Beta(mixup, mixup) (Zhang et al., arXiv:1710.09412).
     cutmix: a box is copied from another image, its area from Beta(cutmix, cutmix) (Yun et al., arXiv:1905.04899).
@@ -42,13 +42,17 @@ class Augment:
     ) -> None:
         for key, value in {"erase": erase, "mixup": mixup, "cutmix": cutmix}.items():
             check_range(f"augment.{key}", value, RANGES[key])
-        self.normalize, self.num_classes, self.erase = normalize, num_classes, erase
-        self.image, self.label = image, label
-        self._mixes = [(mix, alpha) for mix, alpha in ((blend, mixup), (paste, cutmix)) if alpha > 0]
+        self.normalize = normalize
+        self.num_classes = num_classes
+        self.erase = erase
+        self.image = image
+        self.label = label
+        alphas = {blend: mixup, paste: cutmix}
+        self._mixes = [(mix, alpha) for mix, alpha in alphas.items() if alpha > 0]
 
     def __call__(self, batch: dict[str, Any], random: Any) -> dict[str, Any]:
         if self.normalize is not None:
-            batch = self.normalize(batch, random)  # returns new memory, so images may be changed in place below
+            batch = self.normalize(batch, random)  # in new memory, so images may be changed in place below
         elif self.erase or self._mixes:
             batch = {**batch, self.image: batch[self.image].clone()}
         images = batch[self.image]
@@ -61,11 +65,11 @@ class Augment:
         share = mix(images, np.random.default_rng(int(seed * 2**53)), alpha)
         labels = batch[self.label]
         if labels.is_floating_point():  # they are shares already
-            labels = labels.float()
+            shares = labels.float()
         else:
-            numbers, labels = labels, torch.zeros((len(images), self.num_classes), device=images.device)
-            labels.scatter_(1, numbers.long().view(-1, 1), 1.0)
-        return {**batch, self.label: labels.lerp(labels.roll(1, 0), 1 - share)}
+            shares = torch.zeros((len(images), self.num_classes), device=images.device)
+            shares.scatter_(1, labels.long().view(-1, 1), 1.0)
+        return {**batch, self.label: shares.lerp(shares.roll(1, 0), 1 - share)}
 
 
 def blend(images: torch.Tensor, generator: np.random.Generator, alpha: float) -> float:
@@ -79,30 +83,40 @@ def paste(images: torch.Tensor, generator: np.random.Generator, alpha: float) ->
     """Pastes a box of the previous image into each image, in place. Returns the share of pixels outside of the box."""
     height, width = images.shape[2:]
     half = 0.5 * math.sqrt(1 - generator.beta(alpha, alpha))
-    y, x = int(generator.integers(height)), int(generator.integers(width))
-    down, right = int(half * height), int(half * width)
-    top, bottom, left, right = max(0, y - down), min(height, y + down), max(0, x - right), min(width, x + right)
-    box = images[:, :, top:bottom, left:right]
+    y = int(generator.integers(height))
+    x = int(generator.integers(width))
+    half_height = int(half * height)
+    half_width = int(half * width)
+    rows = slice(max(0, y - half_height), min(height, y + half_height))
+    columns = slice(max(0, x - half_width), min(width, x + half_width))
+    box = images[:, :, rows, columns]
     box.copy_(box.roll(1, 0))
-    return 1 - (bottom - top) * (right - left) / (height * width)
+    return 1 - box[0, 0].numel() / (height * width)
 
 
 def random_boxes(images: torch.Tensor, share: float, random: Any) -> torch.Tensor:
-    """Draws the box to erase in a random `share` of the images, int64 (4, B): top, bottom, left, right; else empty.
+    """Draws a box to erase for each image, int64 (4, B): top, bottom, left, right.
 
-    Of ERASE_ATTEMPTS random boxes it takes the first one that is smaller than the image.
+    It is the first of ERASE_ATTEMPTS random boxes that is smaller than the image. In a `share` (0..1) of the images it
+    has pixels, in the others it is empty.
     """
-    count, (height, width) = len(images), images.shape[2:]
+    count = len(images)
+    height, width = images.shape[2:]
     draws = random.uniform(count * (1 + 4 * ERASE_ATTEMPTS)).reshape(count, -1)
     area, ratio, down, right = draws[:, 1:].reshape(count, ERASE_ATTEMPTS, 4).transpose(2, 0, 1)
-    area = height * width * (ERASE_AREA[0] + (ERASE_AREA[1] - ERASE_AREA[0]) * area)
-    ratio = ERASE_RATIO[0] * (ERASE_RATIO[1] / ERASE_RATIO[0]) ** ratio
-    heights, widths = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+    smallest, largest = ERASE_AREA
+    area = height * width * (smallest + (largest - smallest) * area)
+    widest, narrowest = ERASE_RATIO
+    ratio = widest * (narrowest / widest) ** ratio
+    heights = np.rint(np.sqrt(area * ratio))
+    widths = np.rint(np.sqrt(area / ratio))
     fits = (heights < height) & (widths < width)
-    chosen = np.arange(count), fits.argmax(axis=1)
-    erased = fits[chosen] & (draws[:, 0] < share)
-    heights, widths = heights[chosen] * erased, widths[chosen] * erased
-    top, left = np.floor(down[chosen] * (height - heights + 1)), np.floor(right[chosen] * (width - widths + 1))
+    chosen = (np.arange(count), fits.argmax(axis=1))
+    is_erased = fits[chosen] & (draws[:, 0] < share)
+    heights = heights[chosen] * is_erased
+    widths = widths[chosen] * is_erased
+    top = np.floor(down[chosen] * (height - heights + 1))
+    left = np.floor(right[chosen] * (width - widths + 1))
     boxes = torch.from_numpy(np.stack([top, top + heights, left, left + widths]).astype(np.int64))
     if images.is_cuda:  # a copy from pageable memory would make the host wait
         boxes = boxes.pin_memory()
@@ -113,8 +127,9 @@ def erase_boxes(images: torch.Tensor, boxes: torch.Tensor) -> None:
     """Sets the boxes (4, B) in `images` (B, C, H, W) to 0, in place."""
     top, bottom, left, right = boxes[:, :, None]
     y, x = (torch.arange(side, device=images.device) for side in images.shape[2:])
-    rows, columns = (y >= top) & (y < bottom), (x >= left) & (x < right)  # (B, H) and (B, W)
-    images.masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
+    rows = (y >= top) & (y < bottom)  # (B, H)
+    columns = (x >= left) & (x < right)  # (B, W)
+    images.masked_fill_(rows[:, None, :, None] & columns[:, None, None, :], 0.0)
 
 
 class Policy:
@@ -149,7 +164,9 @@ class Policy:
             magnitude = 0.0
             if strengths is not None:
                 chosen = int(strength * len(strengths)) if self._strength is None else self._strength
-                magnitude = float(strengths[chosen]) * (-1 if signed and sign < 0.5 else 1)
+                magnitude = float(strengths[chosen])
+            if signed and sign < 0.5:
+                magnitude = -magnitude
             image = self._policy._apply_image_or_video_transform(
                 image, name, magnitude, self._policy.interpolation, self._policy._fill
             )

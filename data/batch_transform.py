@@ -21,7 +21,7 @@ SLACK = 0.1  # how far pixels may be out of 0 to 1, as those of some interpolati
 
 
 class BatchTransform:
-    """Calls the transforms with the images, and with the labels where they take these; then normalises the images.
+    """Calls the transforms with the images, and with the labels if they take them; then normalises the images.
 
     It draws from torch's global generators, so a Preloader has to call it as `finish`, which seeds them.
     label: the name of the field with the labels, or None.
@@ -62,27 +62,31 @@ class BatchTransform:
         if not is_tensor or images.ndim != 4 or len(images) != count or not images.is_floating_point():
             form = f"{images.dtype} {tuple(images.shape)}" if is_tensor else type(images).__name__
             raise DataError(
-                f"augment.transform: {name_of(step)} has returned {form}: it must return the {count} images, floats "
+                f"augment.transform: {name_of(step)} returned {form}: it must return the {count} images, floats "
                 "(B, C, H, W); with a parameter `labels` it gets the labels, and returns (images, labels)"
             )
         if not self._has_run:  # later the host must not wait for the device
-            least, most = images.min().item(), images.max().item()
+            least = images.min().item()
+            most = images.max().item()
             if least < -SLACK or most > 1 + SLACK:
                 log.warning(
-                    "augment.transform: %s has returned pixels from %.2f to %.2f: it gets 0 to 1, and the images are "
+                    "augment.transform: %s returned pixels from %.2f to %.2f: it gets 0 to 1, and the images are "
                     "normalised after it, so leave out its own normalisation",
-                    *(name_of(step), least, most),
+                    name_of(step),
+                    least,
+                    most,
                 )
 
     def _constants_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         if device not in self._constants:
-            mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.normalize.mean, self.normalize.std))
-            self._constants[device] = mean.to(device), std.to(device)
+            values = torch.tensor([self.normalize.mean, self.normalize.std])
+            mean, std = values[:, :, None, None].to(device)
+            self._constants[device] = (mean, std)
         return self._constants[device]
 
 
 def takes_labels(step: Callable[..., Any]) -> bool:
-    """Whether it is one of torchvision's v2, which pass labels on, or has a parameter `labels`."""
+    """Whether it has a parameter `labels`, or is from torchvision's v2, which passes labels on."""
     if type(step).__module__.startswith("torchvision.transforms.v2"):
         return True
     call = step.forward if isinstance(step, nn.Module) else step

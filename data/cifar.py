@@ -6,7 +6,8 @@ from typing import Any
 from data.array_dataset import ArrayDataset
 from data.download import DEFAULT_ROOT, download
 
-MEAN, STD = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]  # of the training set
+MEAN = [0.4914, 0.4822, 0.4465]  # of the training set
+STD = [0.2470, 0.2435, 0.2616]
 
 
 class CIFAR10(ArrayDataset):
@@ -14,7 +15,7 @@ class CIFAR10(ArrayDataset):
 
     root: the folder with cifar-10-batches-py/ or cifar-10-python.tar.gz. If neither is complete, torchvision downloads
     the archive. None: downloads/ in the current folder.
-    pad, flip, policy, transforms: see ArrayDataset.
+    pad, flip, options: see ArrayDataset.
     Images are uint8 (32, 32, 3). Raises DataError if the download fails.
     """
 
@@ -24,8 +25,7 @@ class CIFAR10(ArrayDataset):
         root: str | Path | None = None,
         pad: int = 4,
         flip: bool = True,
-        policy: str | None = None,
-        **transforms: Any,
+        **options: Any,
     ) -> None:
         # Imported here, because it takes a second in every worker that is spawned.
         from torchvision import datasets
@@ -37,6 +37,4 @@ class CIFAR10(ArrayDataset):
             download(datasets.CIFAR10, root, datasets.CIFAR10.filename)
             source = datasets.CIFAR10(root, train=train)
         about = {"classes": source.classes, "mean": MEAN, "std": STD}
-        super().__init__(
-            source.data, source.targets, train=train, pad=pad, flip=flip, policy=policy, **about, **transforms
-        )
+        super().__init__(source.data, source.targets, train=train, pad=pad, flip=flip, **about, **options)

@@ -21,14 +21,15 @@ def pad(samples: list[dict[str, Any]], value: float = 0.0) -> dict[str, Any]:
     batch: dict[str, Any] = {}
     for name in samples[0]:
         values = [sample[name] for sample in samples]
-        values = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in values]
+        values = [torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in values]
         if isinstance(values[0], torch.Tensor) and values[0].ndim:
-            if len(shapes := {tuple(one.shape[1:]) for one in values}) > 1:
+            shapes = {tuple(tensor.shape[1:]) for tensor in values}
+            if len(shapes) > 1:
                 raise DataError(
                     f"data.collate.pad: {name!r} may differ in its first dimension only, not {sorted(shapes)}"
                 )
             batch[name] = pad_sequence(values, batch_first=True, padding_value=value)
-            batch[f"{name}_length"] = torch.tensor([len(one) for one in values])
+            batch[f"{name}_length"] = torch.tensor([len(tensor) for tensor in values])
         else:
             batch[name] = default_collate(values)
     return batch

@@ -27,7 +27,7 @@ class FashionMini(ArrayDataset):
     """10,000 training and 2,000 test images of Fashion-MNIST, the same number for each class.
 
     root: the folder with the four .xz files. None: data/embedded/.
-    pad, flip, policy, transforms: see ArrayDataset.
+    pad, flip, options: see ArrayDataset.
     Images are uint8 (28, 28, 1). Raises DataError for a missing or damaged file.
     """
 
@@ -37,15 +37,12 @@ class FashionMini(ArrayDataset):
         root: str | Path | None = None,
         pad: int = 1,
         flip: bool = True,
-        policy: str | None = None,
-        **transforms: Any,
+        **options: Any,
     ) -> None:
         root = Path(root or EMBEDDED).expanduser()
         remedy = "leave out data.root, and restore the files with `git checkout -- data/embedded`"
         images, labels = (read_idx(root / f"{name}.xz", remedy) for name in (TRAIN_FILES if train else TEST_FILES))
-        super().__init__(
-            images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, policy=policy, **ABOUT, **transforms
-        )
+        super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, **ABOUT, **options)
 
 
 class FashionMNIST(ArrayDataset):
@@ -53,7 +50,7 @@ class FashionMNIST(ArrayDataset):
 
     root: the folder with the four IDX files (.gz or not), in it or in its FashionMNIST/raw/. If they are in neither,
     torchvision downloads them into the latter. None: downloads/ in the current folder.
-    pad, flip, policy, transforms: see ArrayDataset.
+    pad, flip, options: see ArrayDataset.
     Images are uint8 (28, 28, 1). Raises DataError if the download fails.
     """
 
@@ -63,8 +60,7 @@ class FashionMNIST(ArrayDataset):
         root: str | Path | None = None,
         pad: int = 1,
         flip: bool = True,
-        policy: str | None = None,
-        **transforms: Any,
+        **options: Any,
     ) -> None:
         root = Path(root or DEFAULT_ROOT).expanduser()
         if not find_files(root):
@@ -74,9 +70,7 @@ class FashionMNIST(ArrayDataset):
             download(datasets.FashionMNIST, root, names)
         paths = find_files(root)
         images, labels = (read_idx(paths[name]) for name in (TRAIN_FILES if train else TEST_FILES))
-        super().__init__(
-            images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, policy=policy, **ABOUT, **transforms
-        )
+        super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, **ABOUT, **options)
 
 
 def find_files(root: Path) -> dict[str, Path]:
@@ -85,9 +79,9 @@ def find_files(root: Path) -> dict[str, Path]:
     for folder in (root, root / "FashionMNIST" / "raw"):
         # If there are both, the .gz is used: an interrupted download may have left a part of the raw file.
         candidates = [(name, folder / f"{name}{suffix}") for suffix in ("", ".gz") for name in names]
-        found = {name: path for name, path in candidates if path.is_file()}
-        if len(found) == len(names):
-            return found
+        paths = {name: path for name, path in candidates if path.is_file()}
+        if len(paths) == len(names):
+            return paths
     return {}
 
 

@@ -1,6 +1,6 @@
 """OwnTransform: what data.transform and data.test_transform name, called with one image at a time.
 
-Transformed: the base of the datasets of images, whose constructor takes these keys.
+Transformed: the base class of image datasets, whose constructor takes these keys.
 Invariant: whatever a transform takes and returns, a sample's image is uint8 (H, W, C), which is normalised later, or
 float32 (C, H, W), which the network gets as it is.
 """
@@ -12,15 +12,16 @@ import torch
 
 from data.errors import DataError, check_choice
 
-INPUTS, PLACES = ("tensor", "array"), ("decode", "crop")
+INPUTS = ("tensor", "array")
+PLACES = ("decode", "crop")
 
 
 class OwnTransform:
     """Calls one transform after the other.
 
-    steps: each gets a uint8 tensor (C, H, W) or, if it is albumentations' or `takes` is "array", an array (H, W, C).
-    An array or a Pillow image that a step returns has its channels last, a tensor has them first. key: for errors.
-    after: "decode" if the steps get whole images, "crop" if they get what the dataset makes without them.
+    steps: each gets a uint8 tensor (C, H, W) or, if it is from albumentations or `takes` is "array", an array (H, W,
+    C). Arrays and Pillow images that a step returns have their channels last, tensors first. key: for errors.
+    after: "decode" if the steps get whole images, "crop" if they get the dataset's own crops.
     """
 
     def __init__(self, key: str, steps: Any, takes: str | None, after: str) -> None:
@@ -30,7 +31,8 @@ class OwnTransform:
         self.steps = list(steps) if isinstance(steps, (list, tuple)) else [steps]
         for step in self.steps:
             if not callable(step) or isinstance(step, type):
-                raise DataError(f"{key}={step}: give {{_target_: MODULE.NAME}}, a class or what returns a transform")
+                target = "{_target_: MODULE.NAME}"
+                raise DataError(f"{key}={step}: give {target}, a class, or a function that returns a transform")
 
     def __call__(self, image: torch.Tensor, name: str) -> torch.Tensor:
         """Transforms a uint8 image (C, H, W). Raises DataError with its name if the result is not an image."""
@@ -45,7 +47,7 @@ class OwnTransform:
         return self._checked(as_tensor(pixels), len(image), name)
 
     def _checked(self, pixels: Any, channels: int, name: str) -> torch.Tensor:
-        made = f"{self.key} has made {form_of(pixels)} of {name}"
+        made = f"{self.key} returned {form_of(pixels)} for {name}"
         if not isinstance(pixels, torch.Tensor) or pixels.ndim != 3:
             raise DataError(f"{made}: it must return an image, a tensor (C, H, W) or an array (H, W, C)")
         is_uint8 = pixels.dtype == torch.uint8
@@ -64,8 +66,8 @@ class OwnTransform:
 class Transformed:
     """Takes the keys that all our datasets have: the transforms, and stratify, see data.subset.split.
 
-    A subclass calls `transform`, if it is not None, in `__getitem__`.
-    transform: of this dataset's samples. test_transform: of test samples and new images.
+    A subclass calls the attribute `transform`, if it is not None, in `__getitem__`: it is for this dataset's samples.
+    The attribute `test_transform` is for test samples and new images.
     """
 
     transform: OwnTransform | None
@@ -123,12 +125,13 @@ def as_array(pixels: Any) -> np.ndarray:
 
 
 def as_tensor(pixels: Any) -> Any:
-    """An image as a plain tensor (C, H, W); what is neither an array nor a Pillow image stays as it is."""
+    """An image as a plain tensor (C, H, W). Anything but an array or a Pillow image is returned unchanged."""
     if isinstance(pixels, torch.Tensor):
         return pixels.as_subclass(torch.Tensor)
-    is_image = isinstance(pixels, np.ndarray) or hasattr(pixels, "getbands")
-    array = np.require(pixels, requirements=["C", "W"]) if is_image else None  # W: Pillow's memory is read-only
-    if array is None or array.ndim not in (2, 3):
+    if not isinstance(pixels, np.ndarray) and not hasattr(pixels, "getbands"):
+        return pixels
+    array = np.require(pixels, requirements=["C", "W"])  # W: Pillow's memory is read-only
+    if array.ndim not in (2, 3):
         return pixels
     if array.ndim == 2:
         array = array[..., np.newaxis]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from data.array_dataset import ArrayDataset
-from data.errors import DataError, check_choice
+from data.errors import Range, check_choice, check_count, check_range
 
 BANDS = 8  # of colour, side by side in an image
 OFFSETS = 65_536  # of one long array of noise, at which the noise of an image may begin
@@ -46,24 +46,28 @@ class Synthetic:
         cost_ms: float = 0.0,
         seed: int = 0,
     ) -> None:
-        counts = {"length": length, "test_length": test_length, "image_size": image_size}
-        for key, value in (counts | {"channels": channels, "num_classes": num_classes}).items():
-            if not isinstance(value, int) or value < 1:
-                raise DataError(f"data.{key}={value} must be a whole number, at least 1")
-        if not 0 <= cost_ms < float("inf"):
-            raise DataError(f"data.cost_ms={cost_ms} must be a number of milliseconds, at least 0")
+        check_count("data.length", length)
+        check_count("data.test_length", test_length)
+        check_count("data.image_size", image_size)
+        check_count("data.channels", channels)
+        check_count("data.num_classes", num_classes)
+        check_range("data.cost_ms", cost_ms, Range(0))
         check_choice("data.cost", cost, COSTS)
         self.length = length if train else test_length
-        self.cost, self.cost_ms = cost, cost_ms
+        self.cost = cost
+        self.cost_ms = cost_ms
         self.image_shape = (image_size, image_size, channels)
         self.classes = tuple(f"class {label}" for label in range(num_classes))
         # Bands and noise are each uniform over half of uint8's range, so their sum never overflows.
-        self.mean, self.std = (0.5,) * channels, (0.2,) * channels
+        self.mean = (0.5,) * channels
+        self.std = (0.2,) * channels
         bands = np.random.default_rng(seed).integers(128, size=(num_classes, BANDS, channels), dtype=np.uint8)
         # (num_classes, W * C): the row of pixels that a class's images repeat. Adding whole rows is 20 times as fast.
-        self._rows = bands[:, np.arange(image_size) * BANDS // image_size].reshape(num_classes, -1)
-        noise = np.random.default_rng((seed, 1 if train else 2))
-        self._noise = noise.integers(128, size=image_size**2 * channels + OFFSETS, dtype=np.uint8)
+        band_of_column = np.arange(image_size) * BANDS // image_size
+        self._rows = bands[:, band_of_column].reshape(num_classes, -1)
+        generator = np.random.default_rng((seed, 1 if train else 2))
+        size = image_size**2 * channels + OFFSETS
+        self._noise = generator.integers(128, size=size, dtype=np.uint8)
 
     def __len__(self) -> int:
         return self.length
@@ -75,7 +79,8 @@ class Synthetic:
 
     def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
         """Writes the samples at `indices` (B,) into `out`. Draws nothing: a sample depends only on its index."""
-        images, labels = out["image"].numpy(), out["label"].numpy()
+        images = out["image"].numpy()
+        labels = out["label"].numpy()
         for row, index in enumerate(indices.tolist()):
             labels[row] = self._write(index, images[row])
 
@@ -84,7 +89,8 @@ class Synthetic:
         index = range(self.length)[index]  # raises IndexError past the end
         if self.cost_ms:
             COSTS[self.cost](self.cost_ms / 1000)
-        label, offset = index % len(self.classes), index * PRIME % OFFSETS
+        label = index % len(self.classes)
+        offset = index * PRIME % OFFSETS
         row = self._rows[label]
         noise = self._noise[offset : offset + image.size].reshape(-1, row.size)
         np.add(row, noise, out=image.reshape(-1, row.size))

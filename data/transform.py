@@ -12,7 +12,7 @@ from data.errors import DataError
 class Normalize:
     """uint8 images (B, H, W, C) -> (x / 255 - mean) / std, as `dtype` (B, C, H, W) in channels-last memory.
 
-    A transform: it takes a batch, a dict with the images, and returns a new dict. The other fields are unchanged, and
+    It takes a batch, a dict with the images, and returns a new dict, in which the other fields are unchanged.
     `random` is not used.
     mean, std: one number per channel, for pixels scaled to 0..1: a list, an array or a tensor. fields: the names of
     the fields with images.
@@ -26,12 +26,15 @@ class Normalize:
         dtype: torch.dtype = torch.float32,
         fields: Sequence[str] = ("image",),
     ) -> None:
-        self.mean, self.std = (tuple(np.asarray(values, float).flatten().tolist()) for values in (mean, std))
-        self.dtype, self.fields = dtype, tuple(fields)
+        self.mean = as_floats(mean)
+        self.std = as_floats(std)
+        self.dtype = dtype
+        self.fields = tuple(fields)
         self._constants: dict[tuple[torch.device, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, batch: dict[str, Any], random: Any = None) -> dict[str, Any]:
-        return {**batch, **{name: self._normalized(batch[name]) for name in self.fields}}
+        normalized = {name: self._normalized(batch[name]) for name in self.fields}
+        return {**batch, **normalized}
 
     def _normalized(self, image: torch.Tensor) -> torch.Tensor:
         if image.dtype != torch.uint8 or image.ndim != 4 or image.shape[3] != len(self.mean):
@@ -51,7 +54,11 @@ class Normalize:
         """(shift, scale), each float32 (W * C), for shift + pixel * scale; made once per device and width."""
         key = (device, width)
         if key not in self._constants:
-            mean, std = torch.tensor(self.mean), torch.tensor(self.std)
-            shift, scale = -mean / std, 1 / (255 * std)
-            self._constants[key] = shift.repeat(width).to(device), scale.repeat(width).to(device)
+            mean, std = torch.tensor([self.mean, self.std])
+            constants = torch.stack([-mean / std, 1 / (255 * std)]).repeat(1, width).to(device)
+            self._constants[key] = (constants[0], constants[1])
         return self._constants[key]
+
+
+def as_floats(values: Any) -> tuple[float, ...]:
+    return tuple(np.asarray(values, float).flatten().tolist())

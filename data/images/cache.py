@@ -1,10 +1,10 @@
 """data.cache: decoded images that the processes of a machine share, in memory or in a file, for later epochs.
 
-Invariant: each image is written to bytes that no other writer has, because the cache's end moves on, under a lock,
-before it is written. Its record is written last: the file's size and time of change, a checksum of the image, and one
-of the record and the file's path. So what a killed writer, a full disk or a changed file leaves behind is not used:
-the record does not match, and the image is read from its file. It is then resized in the same way, so that a sample
-does not depend on what is stored.
+Invariant: each image is written to bytes that no other writer uses, because the cache's end moves on, under a lock,
+before the image is written. Its record is written last: the file's size and time of change, a checksum of the image,
+and a checksum of the record and the file's path. So nothing that a killed writer, a full disk or a changed file leaves
+behind is used: the record does not match, and the image is read from its file. It is resized in the same way then, so
+a sample does not depend on what is stored.
 """
 
 import logging
@@ -40,16 +40,16 @@ FOLDER = "~/.cache/training_images"
 class Cache:
     """Room for `count` images, which this process makes, or which others on this machine have made.
 
-    kind: "ram" or "disk". folder: where the file is, or a link to the memory; None: FOLDER. name: of the set of files
-    and of how they are stored. gigabytes: its limit; None: a share of what is free. Raises DataError if it is not
-    possible here.
+    kind: "ram" or "disk". folder: has the file, or a link to the memory; None: FOLDER. name: stands for the set of
+    files and how they are stored. gigabytes: the limit; None: a share of what is free. Raises DataError if this
+    machine cannot provide the cache.
     """
 
     def __init__(
         self, kind: str, folder: str | None, name: str, count: int, gigabytes: float | None, is_copy: bool = False
     ) -> None:
-        self._arguments = kind, folder, name, count, gigabytes
-        self._verified = np.zeros(count, np.uint64)  # for each image, where this process has verified its checksum
+        self._arguments = (kind, folder, name, count, gigabytes)
+        self._verified = np.zeros(count, np.uint64)  # the offset at which this process has verified each image
         if not hasattr(os, "memfd_create"):
             raise DataError(f"data.cache={kind}: it needs Linux; set it to null")
         path = Path(folder or FOLDER).expanduser()
@@ -77,20 +77,21 @@ class Cache:
                 limit = end + int(SHARE_OF_MEMORY * (available_memory() or 0) * local_ranks())
             else:
                 limit = end + int(SHARE_OF_DISK * shutil.disk_usage(path).free)
-            os.ftruncate(self._fd, max(begin, limit, os.fstat(self._fd).st_size))  # what is not written takes no space
+            size = max(begin, limit, os.fstat(self._fd).st_size)
+            os.ftruncate(self._fd, size)  # bytes that are not written take no space
             os.pwrite(self._fd, ROOM.pack(end, limit), 0)
 
     @contextmanager
     def _locked(self) -> Iterator[tuple[int, int]]:
-        """In the block no other process or thread moves the end. Yields the end and the limit."""
-        # A lock belongs to an opened file, which forked processes and threads would share: so it is opened anew.
+        """Yields the end and the limit. No other process or thread moves the end during the block."""
+        # A lock belongs to an open file, which forked processes and threads share: so it is opened anew.
         with open(f"/proc/self/fd/{self._fd}", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             end, limit = ROOM.unpack(os.pread(self._fd, ROOM.size, 0).ljust(ROOM.size, b"\0"))
             yield end, limit
 
     def read(self, index: int, path: str, stat: os.stat_result) -> np.ndarray | None:
-        """The image (H, W, 3) of the file at `path`, if it was stored and the file is as it was, as `stat` says."""
+        """The image (H, W, 3) of the file at `path`, if it is stored and the file has not changed since (`stat`)."""
         start = ROOM.size + index * RECORD.size
         data = self._map[start : start + RECORD.size]
         offset, *_, height, width, checksum, _ = RECORD.unpack(data)
@@ -107,7 +108,7 @@ class Cache:
         return image.reshape(height, width, 3)
 
     def store(self, index: int, path: str, stat: os.stat_result, image: np.ndarray) -> None:
-        """Stores the image of a file that was as `stat` says before it was read. It is logged if there is no room."""
+        """Stores the image of a file. `stat` is from before the file was read. Logs if there is no room."""
         try:
             with self._locked() as (end, limit):
                 if end >= limit:
@@ -116,7 +117,8 @@ class Cache:
                     raise OSError(ENOSPC, "data.cache_gb, or its share of what was free, is used up")
                 os.pwrite(self._fd, ROOM.pack(end + image.nbytes, limit), 0)
             write(self._fd, end, image.data.cast("B"))
-            data = record(path, stat, end, image.shape[0], image.shape[1], zlib.crc32(image.data))
+            height, width, _ = image.shape
+            data = record(path, stat, end, height, width, zlib.crc32(image.data))
             write(self._fd, ROOM.size + index * RECORD.size, memoryview(data))
         except OSError as error:
             self._say_full(str(error.strerror))
@@ -132,7 +134,7 @@ class Cache:
 
 
 def shared_memory(link: Path) -> int:
-    """The descriptor of the memory that `link` leads to, if a process still has it, or of new memory."""
+    """The descriptor of the memory that `link` leads to, if a process still has it; else of new memory."""
     name = f"images-{link.stem}"
     with suppress(OSError):  # the process that made it has ended
         if os.readlink(os.readlink(link)).startswith(f"/memfd:{name} "):
@@ -144,13 +146,14 @@ def shared_memory(link: Path) -> int:
 
 
 def record(path: str, stat: os.stat_result, offset: int, height: int, width: int, checksum: int) -> bytes:
-    """The record of an image. The time is that of the last change, which nobody can set, unlike the modification's."""
-    fields = offset, stat.st_size, stat.st_ctime_ns, height, width, checksum
-    own = zlib.crc32(os.fsencode(path), zlib.crc32(RECORD.pack(*fields, 0)))
-    return RECORD.pack(*fields, own)
+    """The record of an image. It has the file's ctime, because programs can set the mtime back."""
+    fields = (offset, stat.st_size, stat.st_ctime_ns, height, width, checksum)
+    own_checksum = zlib.crc32(os.fsencode(path), zlib.crc32(RECORD.pack(*fields, 0)))
+    return RECORD.pack(*fields, own_checksum)
 
 
 def write(fd: int, offset: int, data: memoryview) -> None:
     while data:
         count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count
+        data = data[count:]
+        offset += count

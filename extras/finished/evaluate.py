@@ -57,19 +57,26 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Evaluation | None]:
     """Returns the number of samples, the scores by name, and for images with classes what is predicted for each."""
-    trainer, task, transform = run.trainer, run.task, run.data.normalize
-    evaluation, is_own = None, type(trainer).evaluation_step is not Trainer.evaluation_step
-    if task.label_below and transform is not None and not is_own:
-        evaluation = Evaluation(classes_of(run.data.train), transform.fields[0], transform.mean, transform.std)
-    step, samples, outputs = trainer.evaluation_step, 0, list[Tensor]()
+    trainer = run.trainer
+    task = run.task
+    normalize = run.data.normalize
+    has_own_step = type(trainer).evaluation_step is not Trainer.evaluation_step
+    evaluation = None
+    if task.label_below and normalize is not None and not has_own_step:
+        evaluation = Evaluation(classes_of(run.data.train), normalize.fields[0], normalize.mean, normalize.std)
+    step = trainer.evaluation_step
+    samples = 0
+    outputs = list[Tensor]()
     hook = trainer.model.register_forward_hook(lambda _, inputs, output: outputs.append(output))
 
     def evaluation_step(batch: dict[str, Any]) -> dict[str, Tensor]:
         nonlocal samples
-        samples, scores = samples + task.count(batch), step(batch)
+        samples += task.count(batch)
+        scores = step(batch)
         if evaluation is not None:
             labels = task.prepared(batch[task.label])
-            labels = labels.argmax(1) if labels.is_floating_point() else labels  # of shares the largest
+            if labels.is_floating_point():  # shares of the classes
+                labels = labels.argmax(1)
             evaluation.add(batch, labels, task.predictions(outputs[-1]))
         outputs.clear()
         return scores

@@ -33,28 +33,41 @@ class Evaluation:
     """
 
     def __init__(self, classes: Sequence[Any], image: str, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.names, self.image, self.mean, self.std = [str(name) for name in classes], image, mean, std
-        self.mistakes: list[Mistake] = []  # the lowest probabilities of the true class, sorted
-        self.counts = np.zeros((len(classes), len(classes)), int)  # of each class (row), what was predicted for it
+        self.names = [str(name) for name in classes]
+        self.image = image
+        self.mean = mean
+        self.std = std
+        self.mistakes: list[Mistake] = []  # those with the lowest probabilities of the true class, sorted
+        self.counts = np.zeros((len(classes), len(classes)), int)  # images by true class (row) and predicted class
 
     def add(self, batch: dict[str, Any], labels: Tensor, probabilities: Tensor) -> None:
         """Adds a batch. labels: int64 (B,). probabilities: (B, number of classes)."""
         images = batch[self.image]
         best, predicted = probabilities.max(1)
-        of_truth = probabilities.gather(1, labels[:, None])[:, 0]
+        truth_probabilities = probabilities.gather(1, labels[:, None])[:, 0]
         np.add.at(self.counts, (labels.cpu().numpy(), predicted.cpu().numpy()), 1)
         wrong = (predicted != labels).nonzero()[:, 0]
-        for row in wrong[of_truth[wrong].argsort()[:MISTAKES]].tolist():
-            probability, classes = (float(of_truth[row]), float(best[row])), (int(labels[row]), int(predicted[row]))
-            self.mistakes.append(Mistake(*probability, *classes, self._pixels(images[row])))
+        worst = truth_probabilities[wrong].argsort()[:MISTAKES]
+        for row in wrong[worst].tolist():
+            mistake = Mistake(
+                truth_probability=float(truth_probabilities[row]),
+                predicted_probability=float(best[row]),
+                truth=int(labels[row]),
+                predicted=int(predicted[row]),
+                image=self._pixels(images[row]),
+            )
+            self.mistakes.append(mistake)
         self.mistakes = sorted(self.mistakes, key=lambda mistake: mistake.truth_probability)[:MISTAKES]
 
     def by_class(self) -> list[dict[str, Any]]:
         """A row per class: its name, its number of images, precision, recall and F1, which are 0 if undefined."""
-        images, predictions, right = self.counts.sum(1), self.counts.sum(0), self.counts.diagonal()
-        of = {"precision": predictions, "recall": images, "f1": (images + predictions) / 2}
+        images = self.counts.sum(1)
+        predictions = self.counts.sum(0)
+        right = self.counts.diagonal()
+        totals = {"precision": predictions, "recall": images, "f1": (images + predictions) / 2}
         columns: dict[str, list[Any]] = {"class": self.names, "images": images.tolist()}
-        columns |= {name: (right / np.maximum(total, 0.5)).tolist() for name, total in of.items()}
+        for name, total in totals.items():
+            columns[name] = (right / np.maximum(total, 0.5)).tolist()
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def table(self) -> str:
@@ -67,7 +80,7 @@ class Evaluation:
         return "\n".join(table(columns))
 
     def draw_confusion(self) -> bytes:
-        """A PNG: of each class (row), the share that was predicted as each (column)."""
+        """A PNG: the share of each class's images (row) that was predicted as each class (column)."""
         number = len(self.names)
         side = 4 + 0.3 * min(number, SHOWN_CLASSES)
         figure = new_figure("Confusion matrix", side + 1, side)
@@ -84,17 +97,18 @@ class Evaluation:
         """A PNG with the worst mistakes: each image with its true and its predicted class, and their probabilities."""
         figure = new_figure("Worst mistakes: the true class, and the one predicted", 12, 13)
         axes = list(figure.subplots(5, 5).flat)
-        for one in axes:
-            one.axis("off")
-        for one, mistake in zip(axes, self.mistakes, strict=False):
-            truth, predicted = self.names[mistake.truth], self.names[mistake.predicted]
-            one.imshow(mistake.image.squeeze(), cmap="gray", vmin=0, vmax=255)
-            title = f"{truth} ({mistake.truth_probability:.0%})\n{predicted} ({mistake.predicted_probability:.0%})"
-            one.set_title(title, fontsize=8, parse_math=False)
+        for plot in axes:
+            plot.axis("off")
+        for plot, mistake in zip(axes, self.mistakes, strict=False):
+            plot.imshow(mistake.image.squeeze(), cmap="gray", vmin=0, vmax=255)
+            truth = f"{self.names[mistake.truth]} ({mistake.truth_probability:.0%})"
+            predicted = f"{self.names[mistake.predicted]} ({mistake.predicted_probability:.0%})"
+            plot.set_title(f"{truth}\n{predicted}", fontsize=8, parse_math=False)
         return png(figure)
 
     def _pixels(self, image: Tensor) -> np.ndarray:
         """Undoes the normalisation: from floats (C, H, W) to uint8 (H, W, C), with 1 or 3 channels for drawing."""
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
-        pixels = ((image.float().cpu() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
-        return pixels[: 3 if len(pixels) > 2 else 1].permute(1, 2, 0).numpy()
+        pixels = (image.float().cpu() * std + mean) * 255
+        channels = 3 if len(pixels) > 2 else 1
+        return pixels[:channels].round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()

@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> Path:
 
     run = FinishedRun(given.run, [*given.overrides, "device=cpu"])
     out: Path = given.out or run.folder / "export"
-    inputs, model = example(run), run.trainer.model.to(memory_format=torch.contiguous_format)
+    inputs = example(run)
+    model = run.trainer.model.to(memory_format=torch.contiguous_format)
     out.mkdir(parents=True, exist_ok=True)
     path = write(given.format, model, run.task.inputs, inputs, out)
     sentence, outputs = compare(model, load(path), inputs, path)
@@ -70,12 +71,13 @@ def example(run: FinishedRun) -> Inputs:
     with run.loader(run.dataset("test")) as loader:
         (batch,) = islice(loader, 1)
     inputs, _ = run.trainer.inputs_and_labels(batch)
-    parts = (one[:COMPARED].contiguous() for one in inputs)
-    return tuple(torch.cat([one, one])[: max(2, len(one))] for one in parts)
+    parts = [tensor[:COMPARED].contiguous() for tensor in inputs]
+    return tuple(torch.cat([part, part])[: max(2, len(part))] for part in parts)
 
 
 def write(form: str, model: nn.Module, names: list[str], inputs: Inputs, folder: Path) -> Path:
-    path, shapes = folder / FILES[form], tuple({0: torch.export.Dim("batch")} for _ in inputs)
+    path = folder / FILES[form]
+    shapes = tuple({0: torch.export.Dim("batch")} for _ in inputs)
     with torch.no_grad():
         if form == "torch":
             torch.export.save(torch.export.export(model, inputs, dynamic_shapes=shapes), path)
@@ -94,11 +96,12 @@ def load(path: Path) -> Predict:
     import onnxruntime  # optional
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
+    names = [value.name for value in session.get_inputs()]
 
     def predict(inputs: Inputs) -> list[Tensor]:
-        found = session.run(None, {name: one.numpy() for name, one in zip(names, inputs, strict=True)})
-        return [torch.as_tensor(one) for one in found]
+        arrays = [tensor.numpy() for tensor in inputs]
+        outputs = session.run(None, dict(zip(names, arrays, strict=True)))
+        return [torch.as_tensor(output) for output in outputs]
 
     return predict
 
@@ -111,10 +114,11 @@ def compare(model: nn.Module, exported: Predict, inputs: Inputs, path: Path) -> 
     differences = []
     with torch.no_grad():
         expected = list(tensors(model(*inputs)))
-        for part in (inputs, tuple(one[:1] for one in inputs)):
-            pairs = zip(exported(part), tensors(model(*part)), strict=True)
-            differences += [(found.double() - one.double()).abs().max().item() for found, one in pairs]
-    difference, largest = max(differences), max(one.double().abs().max().item() for one in expected)
+        for part in (inputs, tuple(tensor[:1] for tensor in inputs)):
+            for ours, theirs in zip(exported(part), tensors(model(*part)), strict=True):
+                differences.append(largest_of(ours.double() - theirs.double()))
+    difference = max(differences)
+    largest = max(map(largest_of, expected))
     sentence = f"of {len(inputs[0])} samples its outputs differ by up to {difference:.2g}, and are up to {largest:.2g}"
     if not difference <= TOLERANCE * largest:  # also if one is NaN
         path.unlink()
@@ -122,16 +126,24 @@ def compare(model: nn.Module, exported: Predict, inputs: Inputs, path: Path) -> 
     return sentence, expected
 
 
+def largest_of(values: Tensor) -> float:
+    return values.double().abs().max().item()
+
+
 def describe(run: FinishedRun, path: Path, inputs: Inputs, outputs: list[Tensor]) -> None:
     """Writes README.md and example.npz beside the network, which show how to call it."""
-    names, arrays = list(run.task.inputs), [one.numpy() for one in inputs]
-    outs = {"outputs" if len(outputs) == 1 else f"outputs_{at}": one.numpy() for at, one in enumerate(outputs)}
-    example: dict[str, Any] = {**dict(zip(names, arrays, strict=True)), **outs}
+    names = list(run.task.inputs)
+    arrays = [tensor.numpy() for tensor in inputs]
+    example: dict[str, Any] = dict(zip(names, arrays, strict=True))
+    for number, output in enumerate(outputs):
+        name = "outputs" if len(outputs) == 1 else f"outputs_{number}"
+        example[name] = output.numpy()
     np.savez(path.parent / "example.npz", **example)
     lines = [f"# {run}", "", "Inputs, in order; the batch may have any size:", ""]
     for name, array in zip(names, arrays, strict=True):
         lines.append(f"- `{name}`: {array.dtype} (batch, {', '.join(map(str, array.shape[1:]))})")
-    if (normalize := run.data.normalize) is not None:
+    normalize = run.data.normalize
+    if normalize is not None:
         lines.append(
             f"\nOf {', '.join(normalize.fields)}: take the pixels (0 to 255) that the dataset makes "
             f"({type(run.data.test).__name__}, in the repository that trained the network), divide by 255, subtract "

@@ -43,7 +43,8 @@ class FinishedRun:
     def __init__(self, given: Path, overrides: Sequence[str] = ()) -> None:
         self.path = find(given)
         state = read_checkpoint(self.path)
-        folder, self.step = self.path.resolve().parent, int(state["step"])
+        self.step = int(state["step"])
+        folder = self.path.resolve().parent
         self.folder = folder.parent if folder.name == "checkpoints" else folder
         self.config = configured(state["config"], overrides)
         self.data = Datasets(self.config)
@@ -52,27 +53,29 @@ class FinishedRun:
         processes = Processes(config.device, config.train)
         self.trainer: Trainer = build("trainer", config.trainer, config, self.data, processes, max(1, self.step))
         self.trainer.set_up()
-        self.task, self.device = self.trainer.task, self.trainer.device
+        self.task = self.trainer.task
+        self.device = self.trainer.device
         self._load(state)
 
     def _load(self, state: dict[str, Any]) -> None:
-        """Loads what was evaluated."""
+        """Loads the weights that the run evaluated."""
         try:
             self.trainer.model.load_state_dict(evaluated_weights(state))
             for name, module in self.trainer.others.items():
                 module.load_state_dict(state["others"][name])
         except (KeyError, RuntimeError) as error:
             raise ConfigError(f"{self.path} does not fit {self}: {' '.join(str(error).split())[:300]}") from error
-        self.trainer.step, self.trainer.epoch = self.step, state["loader"]["epoch"]
+        self.trainer.step = self.step
+        self.trainer.epoch = state["loader"]["epoch"]
         for module in (self.trainer.model, *self.trainer.others.values()):
             module.eval()
 
     def dataset(self, split: str) -> Any:
         """The split "train", "val" or "test" of the run's data, without augmentation."""
-        found = {"train": self.data.train, "val": self.data.val, "test": self.data.test}[split]
-        if found is None:
+        dataset = {"train": self.data.train, "val": self.data.val, "test": self.data.test}[split]
+        if dataset is None:
             raise ConfigError("--split val: the run has no validation set, data.val_fraction was 0")
-        return unaugmented(found)
+        return unaugmented(dataset)
 
     def loader(self, dataset: Any) -> Preloader:
         """A loader of the dataset in order, as the run evaluated it."""
@@ -91,15 +94,19 @@ class FinishedRun:
 
 
 def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:
-    """The config of conf/, with a run's settings, and then `overrides`: whole sections (data=cifar10), or values."""
-    groups = {key: text for text in overrides if "." not in (key := text.partition("=")[0])}
+    """The config of conf/ with a run's settings and then `overrides`: whole sections (data=cifar10) or values."""
+    groups = {}
+    for text in overrides:
+        key = text.partition("=")[0]
+        if "." not in key:
+            groups[key] = text
     Plugins.instance().register(Extras)
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         cfg = compose("config", overrides=list(groups.values()))
     settings: Any = OmegaConf.to_container(cfg)
     for key, value in saved.items():
         if key not in groups:
-            settings[key] = {**settings[key], **value} if key in ("train", "loader") else value
+            settings[key] = settings[key] | value if key in ("train", "loader") else value
     values = [text.lstrip("+") for text in overrides if text not in groups.values()]
     merged = OmegaConf.merge(OmegaConf.structured(Config), settings, OmegaConf.from_dotlist(values))
     assert isinstance(merged, DictConfig)
@@ -107,7 +114,7 @@ def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:
 
 
 def parser(about: str | None) -> ArgumentParser:
-    """A parser whose help is `about`, the program's docstring, with the argument that all three programs have."""
+    """A parser with the argument that all three programs have. about: the program's docstring, shown as help."""
     options = command.parser(about)
     options.add_argument("run", type=lambda path: Path(path).expanduser(), help="a run's folder, or a checkpoint file")
     return options

@@ -4,11 +4,11 @@
     python extras/finished/predict.py RUN data=image_folder data.root=DIR   # a dataset's test samples; --split train
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. The table is new each time,
-with a row for each sample, in order: its file or index, the five most probable classes with their probabilities, and
-an error if it cannot be read. For a task without classes they are its values. If a network returns anything but
-a tensor (B, values), such as boxes, each row is a line of JSON. A task with `columns` and
-write_prediction(prediction, name, folder), such as that of examples/segmentation, writes files into predictions/, and
-names them. Images are prepared by the dataset's own `prepare(image)`. data.collate is not used.
+with a row for each sample, in order: its file or index, the five most probable classes with their probabilities (the
+values, if the task has no classes), and an error if it cannot be read. If a network returns anything but a tensor
+(B, values), such as boxes, each row is a line of JSON. A task with `columns` and write_prediction(prediction, name,
+folder), such as that of examples/segmentation, writes files into predictions/, and the rows name them. The dataset's
+own `prepare(image)` prepares images. data.collate is not used.
 """
 
 from __future__ import annotations
@@ -87,13 +87,14 @@ def records(run: FinishedRun, samples: Samples, folder: Path) -> Iterator[dict[s
 
 
 class Names:
-    """The names of the files that a task writes: those of samples, with a number if their stem repeats."""
+    """The names of the files that a task writes: the samples' names, with a number if a stem repeats."""
 
     def __init__(self) -> None:
         self._used = set[str]()
 
     def unused(self, name: str) -> str:
-        path, number = Path(name), 1
+        path = Path(name)
+        number = 1
         while path.stem in self._used:
             number += 1
             path = path.with_name(f"{Path(name).stem}_{number}{path.suffix}")
@@ -102,7 +103,7 @@ class Names:
 
 
 def per_sample(outputs: Any, count: int) -> list[Any]:
-    """What is predicted for each sample: the rows of tensors, or of those in a dict; the items of a list."""
+    """The prediction for each sample: the rows of a tensor or of a dict's tensors, or the items of a list."""
     if isinstance(outputs, dict):
         rows = {name: per_sample(value, count) for name, value in outputs.items()}
         return [{name: values[row] for name, values in rows.items()} for row in range(count)]
@@ -111,19 +112,24 @@ def per_sample(outputs: Any, count: int) -> list[Any]:
 
 def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> dict[str, Any]:
     """A sample's cells by column: the best classes and their probabilities, or the values; lists for other shapes."""
-    if columns := getattr(run.task, "columns", ()):
+    columns = getattr(run.task, "columns", ())
+    if columns:
         return dict(zip(columns, run.task.write_prediction(predicted, name, folder), strict=True))
     values = move(predicted, Tensor.tolist)
     if not isinstance(predicted, Tensor) or predicted.ndim > 1:
         return values if isinstance(values, dict) else {"prediction": values}
     if not run.task.label_below:
         numbers = values if isinstance(values, list) else [values]
-        return {"value" if len(numbers) == 1 else f"value_{at}": value for at, value in enumerate(numbers, 1)}
+        if len(numbers) == 1:
+            return {"value": numbers[0]}
+        return {f"value_{place}": value for place, value in enumerate(numbers, 1)}
     row: dict[str, Any] = {}
-    best = predicted.topk(min(TOP, len(predicted)))
-    for place, (index, value) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True), 1):
-        suffix = "" if place == 1 else f"_{place}"
-        row |= {f"class{suffix}": classes_of(run.data.train)[index], f"probability{suffix}": round(value, 6)}
+    classes = classes_of(run.data.train)
+    probabilities, indices = predicted.topk(min(TOP, len(predicted)))
+    for place, index in enumerate(indices.tolist()):
+        suffix = f"_{place + 1}" if place else ""
+        row[f"class{suffix}"] = classes[index]
+        row[f"probability{suffix}"] = round(probabilities[place].item(), 6)
     return row
 
 
@@ -137,7 +143,9 @@ def write_table(stem: Path, rows: Iterator[dict[str, Any]]) -> tuple[Path, int]:
             break
     columns = [key for key in begin[-1] if key != "error"]
     is_csv = not any(isinstance(value, list | dict) for value in begin[-1].values())
-    path = stem.with_name(stem.name + (".csv" if is_csv else ".jsonl"))
+    csv_path = stem.with_name(f"{stem.name}.csv")
+    jsonl_path = stem.with_name(f"{stem.name}.jsonl")
+    path, other = (csv_path, jsonl_path) if is_csv else (jsonl_path, csv_path)
     failed = 0
     with replacing(path) as file:
         text = codecs.getwriter("utf-8")(file, "surrogateescape")
@@ -145,9 +153,13 @@ def write_table(stem: Path, rows: Iterator[dict[str, Any]]) -> tuple[Path, int]:
         if is_csv:
             table.writeheader()
         for row in chain(begin, rows):
-            failed += "error" in row
-            table.writerow(row) if is_csv else text.write(json.dumps(row) + "\n")
-    stem.with_name(stem.name + (".jsonl" if is_csv else ".csv")).unlink(missing_ok=True)  # of an earlier network
+            if "error" in row:
+                failed += 1
+            if is_csv:
+                table.writerow(row)
+            else:
+                text.write(json.dumps(row) + "\n")
+    other.unlink(missing_ok=True)  # from an earlier network
     return path, failed
 
 

@@ -24,10 +24,11 @@ Sample = tuple[str, dict[str, Any], str]  # its name, its inputs by name, and wh
 
 
 class Samples:
-    """For each sample its name, its inputs and, if it cannot be read, the reason. names: of the samples."""
+    """A dataset that yields for each sample its name, its inputs and, if it cannot be read, the reason."""
 
     def __init__(self, names: Sequence[str], read: Callable[[int], dict[str, Any]]) -> None:
-        self._names, self._read = np.array([os.fsencode(name) for name in names]), read  # forked workers share arrays
+        self._names = np.array([os.fsencode(name) for name in names])  # forked workers share arrays
+        self._read = read
 
     def __len__(self) -> int:
         return len(self._names)
@@ -44,24 +45,28 @@ class ImageFiles:
     """Reads image files, and prepares them as the run's dataset prepares images: see data/__init__.py."""
 
     def __init__(self, run: FinishedRun, paths: Sequence[str]) -> None:
-        dataset, (self._name, *others) = run.data.test, run.task.inputs
-        while isinstance(dataset, Subset):  # what data.val_fraction split off, where there is no other test set
-            dataset = dataset.dataset
-        if others:
+        if len(run.task.inputs) > 1:
             raise ConfigError(f"the network needs {', '.join(run.task.inputs)}: files give one image, so use --split")
+        dataset = run.data.test
+        while isinstance(dataset, Subset):  # split off the training set by data.val_fraction
+            dataset = dataset.dataset
         if not offers(dataset, "prepare"):
             remedy = "add this method to the class that has its __getitem__, which calls it"
             raise ConfigError(f"{type(dataset).__name__} has no prepare(image), which new images need; {remedy}")
-        self._grey = run.data.model_options.get("in_channels") == 1
-        self._paths, self._prepare, self._decoders = paths, dataset.prepare, choose("auto")
+        self._name = run.task.inputs[0]
+        self._is_grey = run.data.model_options.get("in_channels") == 1
+        self._paths = paths
+        self._prepare = dataset.prepare
+        self._decoders = choose("auto")
 
     def __call__(self, index: int) -> dict[str, Any]:
         path = self._paths[index]
         with image_errors(path):
             pixels = decode(Path(path).read_bytes(), whole, decoders=self._decoders)
         image = pixels.permute(1, 2, 0).contiguous().numpy()
-        if self._grey:
-            image = np.array(Image.fromarray(image).convert("L"))[..., np.newaxis]
+        if self._is_grey:
+            grey = Image.fromarray(image).convert("L")
+            image = np.array(grey)[..., np.newaxis]
         return {self._name: self._prepare(image)}
 
 
@@ -70,13 +75,14 @@ def read_inputs(names: Sequence[str], dataset: Any, index: int) -> dict[str, Any
     sample = dataset[index]
     if not isinstance(sample, dict):
         sample = dict(zip(names, sample, strict=False))  # the label comes last
-    if missing := [name for name in names if name not in sample]:
-        raise DataError(f"a sample has no {missing[0]}: does data.collate make it? predict.py makes its own batches")
+    for name in names:
+        if name not in sample:
+            raise DataError(f"a sample has no {name}: does data.collate make it? predict.py makes its own batches")
     return {name: sample[name] for name in names}
 
 
 def batches_of(samples: list[Sample]) -> list[tuple[list[int], dict[str, Any]]]:
-    """Batches of the readable samples, with their rows: one if their inputs have equal shapes, else each alone."""
+    """Batches of the readable samples, with their rows: one batch if all inputs have equal shapes, else one each."""
     readable = {row: inputs for row, (_, inputs, reason) in enumerate(samples) if not reason}
     shapes = {tuple(np.shape(value) for value in inputs.values()) for inputs in readable.values()}
     groups = [list(readable)] if len(shapes) == 1 else [[row] for row in readable]
@@ -94,15 +100,16 @@ def image_files(inputs: Sequence[str]) -> list[str]:
     A folder stands for all images in it and its subfolders, as data=image_folder finds them.
     Raises DataError if an input does not exist.
     """
-    found: list[str] = []
-    for given in inputs:
-        if os.path.isdir(given):
-            images, others = find_images(given)
-            paths = [os.path.join(given, image) for image in images]
-            warn_of_left_out(given, others)
-        elif not os.path.exists(given):
-            raise DataError(f"{given} does not exist: give image files, folders or .txt files of paths")
+    paths: list[str] = []
+    for name in inputs:
+        if not os.path.exists(name):
+            raise DataError(f"{name} does not exist: give image files, folders or .txt files of paths")
+        if os.path.isdir(name):
+            images, others = find_images(name)
+            warn_of_left_out(name, others)
+            paths += [os.path.join(name, image) for image in images]
+        elif name.endswith(".txt"):
+            paths += read_lines("", name, "surrogateescape")
         else:
-            paths = read_lines("", given, "surrogateescape") if given.endswith(".txt") else [given]
-        found += paths
-    return list(dict.fromkeys(found))
+            paths.append(name)
+    return list(dict.fromkeys(paths))

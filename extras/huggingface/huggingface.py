@@ -1,7 +1,7 @@
 """HuggingFace: a dataset of images and labels that the package `datasets` can load.
 
-The package finds, downloads and stores the samples. Here the images' encoded bytes are read from its tables, which are
-mapped into memory, and only the crops are decoded, as in data/image_folder.py.
+The package finds, downloads and stores the samples. This file reads the images' encoded bytes from the package's
+tables, which are mapped into memory, and decodes only the crops, as data/image_folder.py does.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
 
 SHARDS = 64  # of a dataset that was saved by the package: a stream can cut it anywhere
-LABELS = {"bool", "string", "large_string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
+LABELS = {"bool", "string", "large_string", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 
 
 class HuggingFace(CroppedDataset):
@@ -57,15 +57,19 @@ class HuggingFace(CroppedDataset):
         self._where = f"{path}, {'train' if train else 'test'} split"
         self._image = image = choose_column(rows.features, "data.image", image, "Image")
         label = choose_column(rows.features, "data.label", label, "ClassLabel")
-        if classes:
-            self.classes, known = tuple(map(str, classes)), np.array(list(classes))
-        elif hasattr(rows.features[label], "names"):
-            self.classes, known = tuple(rows.features[label].names), np.arange(rows.features[label].num_classes)
+        feature = rows.features[label]
+        names: Any = classes
+        if names:
+            values = np.array(list(names))
+        elif hasattr(feature, "names"):
+            values = np.arange(feature.num_classes)
+            names = feature.names
         else:
-            known = np.unique(read_labels(train_rows, label, f"{path}, train split"))
-            self.classes = tuple(str(value) for value in known)
+            values = np.unique(read_labels(train_rows, label, f"{path}, train split"))
+            names = values
+        self.classes = tuple(map(str, names))
         remedy = "choose other splits (data.train_split, data.test_split) or another column (data.label)"
-        self.labels = class_indices(read_labels(rows, label, self._where), known, self.path, remedy)
+        self.labels = class_indices(read_labels(rows, label, self._where), values, self.path, remedy)
         self._rows = encoded_rows(rows, [image], path)
 
     def path(self, index: int) -> str:
@@ -76,9 +80,9 @@ class HuggingFace(CroppedDataset):
 
 
 class HuggingFaceStream(CroppedStream):
-    """data.streaming=true: the images of a whole split in the order of its files, not downloaded or converted before.
+    """data.streaming=true: the images of a whole split, in the order of its files, without downloading them first.
 
-    Each of torch's workers reads its share. `classes` must be given if the feature of the labels has no names.
+    Each of torch's workers reads its share. `classes` must be set if the feature of the labels has no names.
     """
 
     like = HuggingFace
@@ -86,19 +90,23 @@ class HuggingFaceStream(CroppedStream):
     def open(self, options: SimpleNamespace) -> Sequence[str] | None:
         splits = load(str(options.path), options.name, streaming=True)
         key, usual = ("train_split", "train") if self.train else ("test_split", "test")
-        split = getattr(options, key) or (usual if self.train or usual in splits else "validation")
+        if not self.train and usual not in splits:
+            usual = "validation"
+        split = getattr(options, key) or usual
         if split not in splits:
             raise DataError(f"data.{key}={split}: a stream is a whole split; set it to one of {', '.join(splits)}")
-        rows, self._where = splits[split], f"{options.path}, {split} split"
+        self._where = f"{options.path}, {split} split"
+        rows = splits[split]
         if hasattr(rows, "to_iterable_dataset"):
             rows = rows.to_iterable_dataset(min(SHARDS, len(rows)))
         image = choose_column(rows.features, "data.image", options.image, "Image")
         label = choose_column(rows.features, "data.label", options.label, "ClassLabel")
-        self._rows, self._columns = encoded_rows(rows, [image, label], options.path), (image, label)
+        self._columns = (image, label)
+        self._rows = encoded_rows(rows, [image, label], options.path)
         return options.classes or getattr(rows.features[label], "names", None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest iterator is, as the package says it."""
+        """The position of the newest iterator, as the package describes it."""
         return dict(self._rows.state_dict())
 
     def encoded(self, state: dict[str, Any] | None) -> Iterator[tuple[bytes, str, Any]]:
@@ -110,7 +118,8 @@ class HuggingFaceStream(CroppedStream):
 
 def encoded_rows(rows: Any, columns: list[str], path: object) -> Any:
     """The rows with these columns; the first has images, which become encoded files."""
-    image, encoded = columns[0], importlib.import_module("datasets").Image(decode=False)
+    image = columns[0]
+    encoded = importlib.import_module("datasets").Image(decode=False)
     what = f"data.image={image}: this column of {path} has no images, but {rows.features[image]}"
     with explained(what, "choose another one", NotImplementedError):
         return rows.select_columns(columns).cast_column(image, encoded)
@@ -118,10 +127,15 @@ def encoded_rows(rows: Any, columns: list[str], path: object) -> Any:
 
 def file_of(image: dict[str, Any] | None, where: str) -> tuple[bytes, str]:
     """The bytes of an encoded image, and its name for errors. Raises DataError if its file cannot be read."""
-    data, file = (image["bytes"], image["path"]) if image else (b"", None)  # None: the row has no image
+    if image is None:  # the row has no image
+        return b"", where
+    data = image["bytes"]
+    file = image["path"]
     name = f"{where} ({file})" if file else where
-    with image_errors(name):
-        return Path(file).read_bytes() if data is None and file else data or b"", name
+    if data is None and file:
+        with image_errors(name):
+            data = Path(file).read_bytes()
+    return data or b"", name
 
 
 def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
@@ -139,16 +153,21 @@ def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
         if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
             saved = datasets.load_from_disk(str(folder))
             return saved if isinstance(saved, dict) else {"train": saved}
-        return datasets.load_dataset(str(folder.resolve()) if folder.is_dir() else path, name, **options)
+        if folder.is_dir():
+            path = str(folder.resolve())
+        return datasets.load_dataset(path, name, **options)
 
 
 def choose_rows(splits: dict[str, Any], key: str, given: str | None, usual: Sequence[str]) -> Any:
     """The rows of the split `given`, in the package's syntax; without it, of the first of `usual` that exists."""
     chosen = given or next((split for split in usual if split in splits), "")
-    datasets, rows = importlib.import_module("datasets"), []
+    datasets = importlib.import_module("datasets")
+    lengths = {name: len(split) for name, split in splits.items()}
+    rows = []
     with suppress(ValueError):  # the package does not know the split, or its syntax
-        parts = datasets.ReadInstruction.from_spec(chosen).to_absolute({name: len(splits[name]) for name in splits})
-        rows = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts if part.from_ < part.to]
+        for part in datasets.ReadInstruction.from_spec(chosen).to_absolute(lengths):
+            if part.from_ < part.to:
+                rows.append(splits[part.splitname].select(range(part.from_, part.to)))
     if not rows:
         remedy = f"set it to one of the splits {', '.join(splits)}, or to a part, such as train[90%:]"
         raise DataError(f"{key}={given} has no rows; {remedy}")
@@ -157,11 +176,12 @@ def choose_rows(splits: dict[str, Any], key: str, given: str | None, usual: Sequ
 
 def choose_column(features: dict[str, Any], key: str, given: str | None, kind: str) -> str:
     """The column `given`, or else the only one whose feature is of this kind."""
-    found = [given] if given else [name for name, feature in features.items() if type(feature).__name__ == kind]
-    if len(found) == 1 and found[0] in features:
-        return found[0]
-    columns = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
-    hint = "" if given else f"{len(found)} columns are of the kind {kind}; "
+    kinds = {name: type(feature).__name__ for name, feature in features.items()}
+    candidates = [given] if given else [name for name in kinds if kinds[name] == kind]
+    if len(candidates) == 1 and candidates[0] in features:
+        return candidates[0]
+    columns = ", ".join(f"{name} ({kinds[name]})" for name in kinds)
+    hint = "" if given else f"{len(candidates)} columns are of the kind {kind}; "
     raise DataError(f"{key}={given}: {hint}set it to one of the columns {columns}")
 
 

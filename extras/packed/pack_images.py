@@ -52,7 +52,10 @@ class StoredImages:
     """
 
     def __init__(self, images: ImageFolder, format: str, short_side: int | None, quality: int | None) -> None:
-        self._images, self._format, self._short_side, self._quality = images, format, short_side, quality
+        self._images = images
+        self._format = format
+        self._short_side = short_side
+        self._quality = quality
 
     def __len__(self) -> int:
         return len(self._images)
@@ -69,7 +72,8 @@ class StoredImages:
             return data, 0, 0
         array = shrunk(pixels, shorter)
         if self._format == "raw":
-            return array.tobytes(), array.shape[0], array.shape[1]
+            height, width, _ = array.shape
+            return array.tobytes(), height, width
         file = io.BytesIO()
         Image.fromarray(array).save(file, "JPEG", quality=self._quality)
         return file.getvalue(), 0, 0
@@ -82,7 +86,8 @@ class Packing:
     """
 
     def __init__(self, splits: dict[str, ImageFolder], folder: Path, settings: dict[str, Any]) -> None:
-        self.splits, self.folder = splits, folder
+        self.splits = splits
+        self.folder = folder
         self.stored = {split: StoredImages(images, **settings) for split, images in splits.items()}
         about: dict[str, Any] = {"version": VERSION, **settings, "classes": splits["train"].classes}
         about["images"] = {split: fingerprint(images) for split, images in splits.items()}
@@ -90,8 +95,8 @@ class Packing:
         self.is_finished = (folder / "pack.json").exists()
         path = folder / ("pack.json" if self.is_finished else "unfinished.json")
         if path.exists():
-            found = json.loads(path.read_text())
-            if {key: found.get(key) for key in self.about} != self.about:
+            content = json.loads(path.read_text())
+            if {key: content.get(key) for key in self.about} != self.about:
                 raise DataError(f"{folder} is a pack of other images or settings; give another folder")
         elif any(entry.name[0] != "." for entry in folder.iterdir()):
             raise DataError(f"{folder} is not empty; give a new folder for the pack")
@@ -106,25 +111,31 @@ class Packing:
         """Estimates the size of the pack from some images."""
         total = 0.0
         for stored in self.stored.values():
-            some = [stored[index] for index in range(0, len(stored), -(-len(stored) // SAMPLED))]
-            sizes = [0 if isinstance(item, DataError) else len(item[0]) for item in some]
+            sizes = []
+            for index in range(0, len(stored), math.ceil(len(stored) / SAMPLED)):
+                item = stored[index]
+                sizes.append(0 if isinstance(item, DataError) else len(item[0]))
             total += len(stored) * float(np.mean(sizes))
         return total
 
     def pack(self, split: str, shard_bytes: int, num_workers: int, skip: bool) -> None:
         """Writes the missing shards of a split. Raises DataError for an image that cannot be read, unless `skip`."""
-        images, indices = self.splits[split], self.indices(split)
-        last = [int(index["number"][-1]) for index in indices if len(index)]
-        number = max(last, default=-1) + 1  # of the next image
-        names = max(len(os.fsencode(name)) for name in images.classes) + 1 + images.files.itemsize
+        images = self.splits[split]
+        indices = self.indices(split)
+        last_numbers = [int(index["number"][-1]) for index in indices if len(index)]
+        number = max(last_numbers, default=-1) + 1  # the next image's
+        longest_class = max(len(os.fsencode(name)) for name in images.classes)
+        name_length = longest_class + 1 + images.files.itemsize
         settings: dict[str, Any] = {"num_workers": num_workers, "collate_fn": list}
         with (
             WorkerLoader[Any](self.stored[split], 8, sampler=range(number, len(images)), **settings) as loader,
             tqdm(total=len(images), initial=number, desc=split, unit="image", disable=None) as bar,
         ):
-            items, shard = chain.from_iterable(loader), len(indices)
+            items = chain.from_iterable(loader)
+            shard = len(indices)
             while number < len(images):
-                entries, path = [], self.folder / shard_name(split, shard)
+                entries = []
+                path = self.folder / shard_name(split, shard)
                 with replacing(path) as file:
                     while file.tell() < shard_bytes and number < len(images):
                         item = next(items)
@@ -138,7 +149,7 @@ class Packing:
                         number += 1
                         bar.update()
                 with replacing(path.with_suffix(".npy")) as file:
-                    np.save(file, np.array(entries, entry_type(names)))
+                    np.save(file, np.array(entries, entry_type(name_length)))
                 shard += 1
 
     def finish(self) -> None:
@@ -156,7 +167,8 @@ class Packing:
 
 def entry(images: ImageFolder, number: int, offset: int, shard: int, item: tuple[bytes, int, int]) -> tuple:
     """The row of an image in the index."""
-    (data, height, width), label = item, images.labels[number]
+    data, height, width = item
+    label = images.labels[number]
     name = os.fsencode(images.classes[label]) + b"/" + images.files[number]
     return offset, shard, number, len(data), height, width, label, zlib.crc32(data), name
 
@@ -194,15 +206,19 @@ def main(arguments: list[str] | None = None) -> None:
     if given.images is None:
         raise DataError("give two folders: that of the images, and that of the pack")
     resizes_files = given.format == "jpeg" and given.short_side is not None
-    settings: dict[str, Any] = {"format": given.format, "quality": given.quality if resizes_files else None}
-    settings["short_side"] = given.short_side or DEFAULT_SIDE[given.format]
+    settings: dict[str, Any] = {
+        "format": given.format,
+        "quality": given.quality if resizes_files else None,
+        "short_side": given.short_side or DEFAULT_SIDE[given.format],
+    }
     splits = {split: ImageFolder(train=split == "train", root=given.images) for split in SPLITS}
     given.pack.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(given.pack / ".lock", timeout=0):
             packing = Packing(splits, given.pack, settings)
             if not packing.is_finished:
-                free, taken = shutil.disk_usage(given.pack).free, packing.expected_bytes()
+                free = shutil.disk_usage(given.pack).free
+                taken = packing.expected_bytes()
                 print(f"{given.pack} will take about {taken / 1e6:,.1f} MB; {free / 1e6:,.0f} MB are free")
                 for split in SPLITS:
                     packing.pack(split, max(1, int(given.shard_mb * 2**20)), given.workers, given.skip)
@@ -211,8 +227,10 @@ def main(arguments: list[str] | None = None) -> None:
         raise DataError(f"{given.pack} is being packed by another process; wait for it") from None
     except KeyboardInterrupt:
         sys.exit("interrupted: the same command continues after the last finished shard")
-    counts = [f"{len(Packed(train=split == 'train', root=given.pack)):,} {split}" for split in SPLITS]
-    print(f"{given.pack} has {' and '.join(counts)} images: python train.py data=packed data.root={given.pack}")
+    train, val = (len(Packed(is_train, given.pack)) for is_train in (True, False))
+    print(
+        f"{given.pack} has {train:,} train and {val:,} val images: python train.py data=packed data.root={given.pack}"
+    )
 
 
 if __name__ == "__main__":

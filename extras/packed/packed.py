@@ -36,23 +36,32 @@ class Packed(CroppedDataset):
         super().__init__(train, **crops)
         if not root:
             raise DataError(f"data.root is not set; set it to the folder of a pack, or {HOW}")
-        self.folder, self._split = Path(root).expanduser(), "train" if train else "val"
+        self.folder = Path(root).expanduser()
+        self._split = "train" if train else "val"
         about = read_about(self.folder)
-        files = {self.folder / name: size for name, size in about["bytes"].items() if name.startswith(self._split)}
-        for path, size in files.items():
+        indices = []
+        for name, expected in about["bytes"].items():
+            if not name.startswith(self._split):
+                continue
+            path = self.folder / name
             with damage_named(path):
-                if (found := path.stat().st_size) != size:
-                    raise ValueError(f"it has {found:,} bytes instead of {size:,}")
-                if path.suffix == ".npy" and zlib.crc32(path.read_bytes()) != about["crc32"][path.name]:
-                    raise ValueError("its checksum is wrong")
-        self._entries = np.concatenate([np.load(path) for path in files if path.suffix == ".npy"])
-        self.classes, self.labels = tuple(about["classes"]), self._entries["label"].astype(np.int64)
-        self._shards: dict[int, np.ndarray] = {}  # by number, as this process maps them
-        self._verified = np.zeros(len(self.labels), bool)  # for each image, by this process
+                size = path.stat().st_size
+                if size != expected:
+                    raise ValueError(f"it has {size:,} bytes instead of {expected:,}")
+                if path.suffix == ".npy":
+                    if zlib.crc32(path.read_bytes()) != about["crc32"][name]:
+                        raise ValueError("its checksum is wrong")
+                    indices.append(np.load(path))
+        self._entries = np.concatenate(indices)
+        self.classes = tuple(about["classes"])
+        self.labels = self._entries["label"].astype(np.int64)
+        self._shards: dict[int, np.ndarray] = {}  # the shards that this process has mapped, by number
+        self._verified = np.zeros(len(self.labels), bool)  # whether this process has verified each image
 
     def encoded(self, index: int) -> tuple[bytes | np.ndarray, str]:
         """Returns an image file and its name for errors, or the pixels (H, W, 3)."""
-        entry, data = self._entries[index], self.verified(index)
+        entry = self._entries[index]
+        data = self.verified(index)
         if entry["height"]:
             return data.reshape(entry["height"], entry["width"], 3), ""  # cutting a box out of them cannot fail
         return data.tobytes(), f"{name_in(entry)} in {self.folder}"
@@ -60,7 +69,8 @@ class Packed(CroppedDataset):
     def verified(self, index: int) -> np.ndarray:
         """The bytes of an image, uint8 (N,), read-only. Raises DataError if they have changed since it was packed."""
         entry = self._entries[index]
-        shard, start = int(entry["shard"]), int(entry["offset"])
+        shard = int(entry["shard"])
+        start = int(entry["offset"])
         path = self.folder / shard_name(self._split, shard)
         if shard not in self._shards:
             with damage_named(path):

@@ -61,7 +61,7 @@ def test_labels_go_where_they_are_taken_and_the_batch_is_never_changed():
     "step", [lambda images: images[:3], lambda images: None, lambda images: (images * 255).byte()]
 )
 def test_what_is_not_a_batch_of_images_is_a_sentence(step):
-    with pytest.raises(DataError, match=r"augment.transform: <lambda> has returned .* the 6 images, floats \(B, C"):
+    with pytest.raises(DataError, match=r"augment.transform: <lambda> returned .* the 6 images, floats \(B, C"):
         made(step)
 
 
@@ -71,7 +71,7 @@ def test_a_second_normalisation_is_warned_of_once(caplog):
         for _ in range(2):
             transform(batch())
     (line,) = caplog.messages
-    assert "Normalize has returned pixels from -" in line and "leave out its own normalisation" in line
+    assert "Normalize returned pixels from -" in line and "leave out its own normalisation" in line
 
 
 def test_boxes_are_erased_and_images_mixed_after_it():

@@ -116,10 +116,10 @@ def test_albumentations_is_known_by_its_class_and_mixes_with_others(albumentatio
 @pytest.mark.parametrize(
     ("transform", "words"),
     [
-        (lambda image: image.permute(1, 2, 0), r"uint8 \(12, 10, 3\) of image 3.*return tensors \(C, H, W\)"),
-        (lambda image: image.float().permute(1, 2, 0), r"float32 \(12, 10, 3\) of image 3"),
-        (lambda image: None, "NoneType None of image 3: it must return an image"),
-        (lambda image: image.sum(0), r"int64 \(12, 10\) of image 3"),
+        (lambda image: image.permute(1, 2, 0), r"uint8 \(12, 10, 3\) for image 3.*return tensors \(C, H, W\)"),
+        (lambda image: image.float().permute(1, 2, 0), r"float32 \(12, 10, 3\) for image 3"),
+        (lambda image: None, "NoneType None for image 3: it must return an image"),
+        (lambda image: image.sum(0), r"int64 \(12, 10\) for image 3"),
         (lambda image: image.long(), "return uint8, 0 to 255, or floats"),
     ],
 )
