@@ -126,7 +126,8 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_
     of_processes = processes.gather(features(first))
     if all(alike(of_processes[0], other) for other in of_processes):
         return
-    if all(processes.gather(alike(features(first), features(read_first())))):
+    is_repeatable = alike(features(first), features(read_first()))
+    if all(processes.gather(is_repeatable)):
         raise DataError(f"the processes have the {name} samples in different orders, the first differ: {remedy}")
 
 

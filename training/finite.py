@@ -1,7 +1,7 @@
 """Finds the first step whose loss or gradients are not finite. The host never waits for the device to know it.
 
-Invariant: `_first` on the device is the number of that step, or 0. The host reads a copy, which an earlier step began,
-once its event says that it is done: so it knows some steps later.
+Invariant: `_first` on the device is the number of that step, or 0. `read` returns the last copy of it that is done,
+and starts the next one: the host learns of the step some steps later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FirstNotFinite:
         self._copied: Any = None  # the event after the copy
 
     def add(self, step: int, value: Tensor) -> None:
-        """Looks at a number of the step: its loss, or the norm of its gradients."""
+        """Checks a number of the step: its loss, or the norm of its gradients."""
         value = value.detach()
         if value.device.type != "cpu":
             is_new = ~value.isfinite() & (self._first == 0)
@@ -34,12 +34,13 @@ class FirstNotFinite:
             self._first.fill_(step)
 
     def read(self, waits: bool = False) -> int:
-        """The number of the step, 0 if there was none. waits: of all steps until now, else some may not count yet."""
+        """The number of the first such step; 0 if there was none. waits: also looks at the latest steps."""
         if waits or self._first.device.type == "cpu":
             return int(self._first)
-        if not self._accelerator.has_streams or not (self._copied is None or self._copied.query()):
+        is_copied = self._copied is None or self._copied.query()
+        if not self._accelerator.has_streams or not is_copied:
             return 0
         step = int(self._copy)
-        self._copy.copy_(self._first, non_blocking=True)
+        self._copy.copy_(self._first, non_blocking=True)  # for a later call
         self._copied = self._accelerator.timed_event()
         return step

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
     """Runs the network, the loss, the scores and the metrics on the first samples of the training and the test set.
 
-    smallest: the samples of the smallest part of a batch; if it is one, the network also trains on one.
-    Raises ConfigError with what failed, or if no score has the name task.metric, or its direction is not known.
+    smallest: the samples of the smallest part of a batch. If there is a part of one, the network also trains on one.
+    Raises ConfigError that says what failed, or if no score has the name task.metric, or its direction is not known.
     """
     task = trainer.task
     kind = type(trainer)
@@ -49,9 +49,10 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
         with naming_batch("task.metrics cannot compute", batch):
             try:
                 names += trainer.metrics.compute()
-            except (ValueError, RuntimeError) as error:  # torchmetrics' words for too few samples
+            except (ValueError, RuntimeError) as error:  # torchmetrics raises these for too few samples
                 log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
-                names += [task.metric] if trainer.metrics.metric_of(task.metric) else []
+                if trainer.metrics.metric_of(task.metric):  # compute() may work on more samples
+                    names.append(task.metric)
     if left_out := trainer.metrics.left_out:
         log.warning("task.metrics: %s: not numbers, so they are left out", ", ".join(left_out))
     if task.metric not in names:
