@@ -11,11 +11,11 @@ from training.files import write_whole
 
 
 def write_page(path: Path, template: Path, **values: Any) -> None:
-    """Writes the template, which extends page.html, with the values. Raises an error for a value that is missing."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    """Writes the template, which extends page.html, with the values."""
+    from jinja2 import Environment, FileSystemLoader
 
     folders = FileSystemLoader([template.parent, Path(__file__).parent])
-    environment = Environment(loader=folders, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment = Environment(loader=folders, autoescape=True, trim_blocks=True)
     write_whole(path, environment.get_template(template.name).render(values))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-WIDTH, HEIGHT = 400, 170  # of a picture
-LEFT, RIGHT, TOP, BOTTOM = 48, 8, 8, 20  # its margins
+LEFT, RIGHT, TOP, BOTTOM = 48, 392, 8, 150  # where the curves are, in a picture of 400 x 170
 MOST_POINTS = 240  # of a line; of more the highest and the lowest in each part are drawn
 MOST_CHARTS = 24
 STEEP = 30  # a loss whose highest value is this many times its lowest one is drawn on a logarithmic scale
@@ -62,14 +61,15 @@ def chart(title: str, series: dict[str, list[Point]], last: float) -> Chart:
     if title in (TITLES["images_per_second"], TITLES["data_wait_fraction"]):
         low = 0.0
     ends = [math.log10(value) if is_log else value for value in (low, high)]
-    if ends[0] == ends[1]:
-        ends = [ends[0] - abs(ends[0] or 1) / 2, ends[1] + abs(ends[1] or 1) / 2]
+    if ends[0] == ends[1]:  # a flat line is in the middle
+        half = abs(ends[0] or 1) / 2
+        ends = [ends[0] - half, ends[1] + half]
 
     def x(step: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * step / (last or 1), 1)
+        return round(LEFT + (RIGHT - LEFT) * step / (last or 1), 1)
 
     def y(value: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - ends[0]) / (ends[1] - ends[0]), 1)
+        return round(BOTTOM - (BOTTOM - TOP) * (value - ends[0]) / (ends[1] - ends[0]), 1)
 
     lines = []
     for name, points in series.items():
@@ -78,7 +78,7 @@ def chart(title: str, series: dict[str, list[Point]], last: float) -> Chart:
         ]
         path = " ".join(f"{point[2]},{point[3]}" for point in placed)
         lines.append({"name": name.replace("_", " "), "path": path, "points": placed, "last": number(points[-1][1])})
-    ticks = [(number(10**tick if is_log else tick), y(tick)) for tick in ticks_between(*ends)]
+    ticks = [(number(10**tick if is_log else tick), y(tick)) for tick in ticks_between(*ends, whole=is_log)]
     return Chart(f"{title}, logarithmic" if is_log else title, lines, ticks, number(last))
 
 
@@ -95,11 +95,13 @@ def thin(points: list[Point]) -> list[Point]:
     return kept if kept[-1] == points[-1] else [*kept, points[-1]]
 
 
-def ticks_between(low: float, high: float) -> list[float]:
-    """Two to seven round numbers from `low` to `high`."""
+def ticks_between(low: float, high: float, whole: bool) -> list[float]:
+    """One to seven round numbers from `low` to `high`; or the whole ones."""
     rough = (high - low) / 3
     power = 10.0 ** math.floor(math.log10(rough))
     step = max(power * factor for factor in (1, 2, 5) if power * factor <= rough)
+    if whole:
+        step = max(1.0, step)
     first = math.ceil(low / step)
     return [step * count for count in range(first, math.floor(high / step) + 1)]
 

@@ -12,7 +12,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from PIL import Image
@@ -31,6 +31,7 @@ from training.run import Run
 
 log = logging.getLogger(__name__)
 
+Row = dict[str, Any]  # a row of the table in report.html
 Note = Callable[[str, Any], None]  # gets the name of a stage, and the values after it
 MOST_SAMPLES = 32  # whose values are looked at
 MOST_TILES = 16
@@ -39,32 +40,6 @@ MOST_VALUES = 4096  # of a sample, spread over it, that are looked at for its mo
 STUCK = 0.5  # share of the values that a transform may make equal without a warning
 LARGE = 20.0  # floats that a network gets are smaller, if they are normalised
 FLAT = 0.02  # their standard deviation is larger
-
-
-class Row(NamedTuple):
-    """The values of a field at a stage.
-
-    stuck: the share of them that equal the most common one of their sample, or the lowest or highest of all.
-    """
-
-    stage: str
-    field: str
-    values: Tensor
-    stuck: float
-
-    def texts(self) -> dict[str, str]:
-        values = self.values.double()
-        return {
-            "stage": self.stage,
-            "field": self.field,
-            "dtype": str(self.values.dtype).removeprefix("torch."),
-            "shape": " x ".join(map(str, self.values.shape)),
-            "lowest": number(values.min().item()),
-            "highest": number(values.max().item()),
-            "mean": number(values.mean().item()),
-            "deviation": number(values.std(correction=0).item()),
-            "stuck": f"{self.stuck:.0%}",
-        }
 
 
 def write(run: Run) -> None:
@@ -80,20 +55,35 @@ def write(run: Run) -> None:
     size = data.task.count(run.batch)
     content = {
         "text": f"The batch of step {run.trainer.step}, of {size} samples, after all transforms.",
-        "rows": [row.texts() for row in [*rows, *last]],
+        "rows": [*rows, *last],
         "tiles": tiles(run, batch, names),
         "warnings": texts,
     }
     write_whole(run.folder / "first_batch.json", json.dumps(content))
 
 
-def row_of(stage: str, field: str, values: Any) -> Row:
+def row_of(stage: str, field: str, values: Tensor) -> Row:
+    """What is known about values (B, ...) after a stage.
+
+    stuck: the share of them that equal the most common one of their sample, or the lowest or highest of all.
+    """
     values = values.detach().cpu()
-    flat = values.reshape(len(values), -1).float() if values.ndim else values.reshape(1, 1).float()
+    flat = values.reshape(len(values), -1).float()
+    low, high = flat.aminmax()
     spread = flat[:, :: 1 + flat.shape[1] // MOST_VALUES]
     common = (spread == spread.mode(1, keepdim=True).values).float().mean()
-    at_ends = ((flat == flat.min()) | (flat == flat.max())).float().mean()
-    return Row(stage, field, values, max(common, at_ends).item())
+    at_ends = ((flat == low) | (flat == high)).float().mean()
+    return {
+        "stage": stage,
+        "field": field,
+        "dtype": str(values.dtype).removeprefix("torch."),
+        "shape": " x ".join(map(str, values.shape)),
+        "lowest": low.item(),
+        "highest": high.item(),
+        "mean": flat.mean().item(),
+        "deviation": flat.std(correction=0).item(),
+        "stuck": max(common, at_ends).item(),
+    }
 
 
 def stages(run: Run, name: str) -> list[Row]:
@@ -163,23 +153,22 @@ def watched(step: Callable[..., Any], note: Note) -> Callable[..., Any]:
 def warnings_of(last: Row, rows: list[Row]) -> list[str]:
     """Sentences about what is probably wrong with the values that the network gets."""
     texts = list[str]()
-    stages = [row for row in [*rows, last] if row.field == last.field]
-    for before, after in itertools.pairwise(stages):
-        varied = 1 - before.stuck
-        if after.stuck - before.stuck > STUCK * varied:
-            low, high = before.values.min().item(), before.values.max().item()
+    field = last["field"]
+    for before, after in itertools.pairwise(row for row in [*rows, last] if row["field"] == field):
+        share = before["stuck"]
+        if after["stuck"] - share > STUCK * (1 - share):
             texts.append(
-                f"{after.stage}: {after.stuck:.0%} of the values of {last.field!r} are equal or clipped after it, "
-                f"{before.stuck:.0%} before, where they were {low:.4g} to {high:.4g}: does it expect another range?"
+                f"{after['stage']}: {after['stuck']:.0%} of the values of {field!r} are equal or clipped after it, "
+                f"{share:.0%} before, where they were {before['lowest']:.4g} to {before['highest']:.4g}: does it "
+                "expect another range?"
             )
-    if last.values.is_floating_point() and last.values.ndim == 4:
-        low, high = last.values.min().item(), last.values.max().item()
-        deviation = last.values.float().std(correction=0).item()
-        if max(-low, high) > LARGE or deviation < FLAT:
-            texts.append(
-                f"The network gets {last.field!r} from {low:.4g} to {high:.4g}, with a standard deviation of "
-                f"{deviation:.2g}: networks train well on about -3 to 3, and 1; are they normalised twice, or never?"
-            )
+    low, high, deviation = last["lowest"], last["highest"], last["deviation"]
+    is_image = "float" in last["dtype"] and last["shape"].count("x") == 3
+    if is_image and (max(-low, high) > LARGE or deviation < FLAT):
+        texts.append(
+            f"The network gets {field!r} from {low:.4g} to {high:.4g}, with a standard deviation of {deviation:.2g}: "
+            "networks train well on about -3 to 3, and 1; are they normalised twice, or never?"
+        )
     return texts
 
 
@@ -221,13 +210,13 @@ def png(image: Tensor) -> bytes:
 
 def label_text(label: Tensor, classes: Any) -> str:
     """The name of a class, the names and shares of several, or the number."""
-    names = None if classes is None else [*classes]
-    if names is not None and label.ndim == 0 and not label.is_floating_point() and 0 <= label < len(names):
-        return str(names[int(label)])
-    if names is not None and label.shape == (len(names),):
+    names = [] if classes is None else [*classes]
+    if label.shape == (len(names),):
         shares = sorted(zip(label.tolist(), names, strict=True), key=lambda pair: -pair[0])
         texts = [f"{name} {share:.0%}" if share < 1 else str(name) for share, name in shares if share > 0]
-        return ", ".join(texts[:3]) or "none"
+        return ", ".join(texts[:3])
+    if label.ndim == 0 and label in range(len(names)):
+        return str(names[int(label)])
     if label.numel() <= 4:
         return ", ".join(number(value) for value in label.flatten().tolist())
     return f"{str(label.dtype).removeprefix('torch.')} {tuple(label.shape)}"

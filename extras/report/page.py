@@ -22,18 +22,9 @@ from training.page import embedded, write_page
 
 TEMPLATE = Path(__file__).with_name("report.html")
 PATTERNS = ("*.png", "*/*.png", "evaluation/*/*.png")  # of pictures in a run's folder
-COLORS = {  # of phases: numbers of the colors in training/page.html
-    "start-up": 3,
-    "first batch": 4,
-    "waiting for data": 5,
-    "computing": 0,
-    "evaluation": 2,
-    "checkpoint": 1,
-    "the rest": 6,
-}
 MOST_PICTURES = 8
 MOST_BYTES = 1_000_000  # of all pictures; others are named
-MOST_LINES = 4000  # of training steps that are read from metrics.jsonl
+MOST_LINES = 2000  # of training steps that are read from metrics.jsonl
 MOST_WARNINGS = 20
 LOG_BYTES = 2_000_000  # of the end of train.log, which is searched for warnings
 ENTRY = re.compile(r"^\[[^]]+\]\[(?P<name>[^]]+)\]\[(?P<level>\w+)\] - (?P<text>.*)")
@@ -50,15 +41,14 @@ def write(folder: Path, facts: dict[str, Any], status: str) -> None:
         TEMPLATE,
         title=folder.resolve().name,
         status=status,
-        verdict=facts.get("verdict", ""),
-        tiles=tiles(facts, rows),
-        phases=phases(facts.get("phase_seconds", {})),
+        facts=facts,
+        last={name: value for row in rows for name, value in row.items()} | facts,
+        number=number,
         charts=charts_of(rows),
         first_batch=json.loads(first_batch.read_text()) if first_batch.exists() else None,
         pictures=pictures,
         named=named,
         overrides=yaml.safe_load(overrides.read_text()) if overrides.exists() else [],
-        machine=machine(facts),
         warnings=warnings_of(folder / "train.log"),
     )
 
@@ -74,60 +64,20 @@ def metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line not in left_out]
 
 
-def tiles(facts: dict[str, Any], rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The most important figures, each with its name."""
-    figures: dict[str, Any] = {}
-    for row in rows:
-        figures |= row
-    figures |= facts
-    score = facts.get("score", "")
-    wait = figures.get("data_wait_fraction")
-    gain = facts.get("free_data_gain")
-    shown = [
-        (score.replace("_", " "), number(figures.get(score))),
-        ("images/s", number(figures.get("images_per_second"))),
-        ("waiting for data", "" if wait is None else f"{wait:.0%}"),
-        ("with free data", f"{gain[0]:.2f} to {gain[1]:.2f} x" if gain else ""),
-        ("step", number(figures.get("step"))),
-        ("epoch", number(figures.get("epoch"))),
-    ]
-    return [(name, text) for name, text in shown if text]
-
-
-def phases(seconds: dict[str, float]) -> list[dict[str, Any]]:
-    """The phases with their colors, in the order of COLORS."""
-    total = sum(seconds.values()) or 1.0
-    names = sorted(seconds, key=[*COLORS, *seconds].index)
-    return [
-        {"name": name, "seconds": seconds[name], "share": seconds[name] / total, "color": COLORS.get(name, 6)}
-        for name in names
-    ]
-
-
-def machine(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """What ran where: names and values."""
-    versions = facts.get("versions") or {}
-    shown = {name: facts.get(name) for name in ("host", "device", "processes", "loader", "num_workers", "batch_size")}
-    shown["git commit"] = facts.get("git_commit")
-    shown |= versions
-    return [(name.replace("_", " "), str(value)) for name, value in shown.items() if value is not None]
-
-
 def pictures_in(folder: Path) -> tuple[list[dict[str, str]], list[str]]:
     """The newest pictures in the folder, and the names of those that are too large."""
-    files: dict[Path, float] = {}
-    for pattern in PATTERNS:
-        files |= {path: path.stat().st_mtime for path in folder.glob(pattern)}
-    newest = sorted(files, key=lambda path: files[path], reverse=True)[:MOST_PICTURES]
-    pictures, named, left = list[dict[str, str]](), list[str](), MOST_BYTES
-    for path in sorted(newest, key=lambda path: (len(path.parts), path)):
+    files = [path for pattern in PATTERNS for path in folder.glob(pattern)]
+    newest = sorted(files, key=lambda path: path.stat().st_mtime)[-MOST_PICTURES:]
+    pictures, named = list[dict[str, str]](), list[str]()
+    left = MOST_BYTES
+    for path in newest:
         name = str(path.relative_to(folder))
         size = path.stat().st_size
         if size > left:
             named.append(name)
-            continue
-        left -= size
-        pictures.append({"name": name, "source": embedded(path.read_bytes())})
+        else:
+            left -= size
+            pictures.append({"name": name, "source": embedded(path.read_bytes())})
     return pictures, named
 
 

@@ -66,7 +66,8 @@ class Report:
             self._show(run)
 
     def _show(self, run: Run) -> None:
-        """Writes the page of a run that trains."""
+        """Writes the page of a run that trains. If it fails, it is not tried again before the end."""
+        self._next_page = float("inf")
         with run.clock.phase("the rest"), only_warns("report.html"):
             self._write_page(run, facts_until_now(run), "running")
 
@@ -158,10 +159,15 @@ def phases_of(run: Run) -> dict[str, float]:
     """The seconds of each phase of the run until now, with training in three parts."""
     whole, first = run.timer.whole(), run.timer.first_batch_seconds or 0.0
     run.clock.switch_to("the rest")  # adds the time until now
-    found = dict(run.clock.seconds)
-    training = found.pop("training")
-    found |= {"first batch": first, "waiting for data": max(0.0, whole.wait_seconds - first)}
-    return {**found, "computing": max(0.0, training - whole.wait_seconds)}
+    others = dict(run.clock.seconds)
+    start_up = others.pop("start-up")
+    training = others.pop("training")
+    parts = {
+        "first batch": first,
+        "waiting for data": max(0.0, whole.wait_seconds - first),
+        "computing": max(0.0, training - whole.wait_seconds),
+    }
+    return {"start-up": start_up, **parts, **others}
 
 
 def phase_table(phases: dict[str, float]) -> list[str]:
