@@ -60,16 +60,17 @@ def chart(title: str, series: dict[str, list[Point]], last: float) -> Chart:
     is_log = title == "loss" and low > 0 and high > STEEP * low
     if title in (TITLES["images_per_second"], TITLES["data_wait_fraction"]):
         low = 0.0
-    ends = [math.log10(value) if is_log else value for value in (low, high)]
-    if ends[0] == ends[1]:  # a flat line is in the middle
-        half = abs(ends[0] or 1) / 2
-        ends = [ends[0] - half, ends[1] + half]
+    bottom, top = (math.log10(value) if is_log else value for value in (low, high))
+    if bottom == top:  # a flat line is in the middle
+        half = abs(top or 1) / 2
+        bottom -= half
+        top += half
 
     def x(step: float) -> float:
         return round(LEFT + (RIGHT - LEFT) * step / (last or 1), 1)
 
     def y(value: float) -> float:
-        return round(BOTTOM - (BOTTOM - TOP) * (value - ends[0]) / (ends[1] - ends[0]), 1)
+        return round(BOTTOM - (BOTTOM - TOP) * (value - bottom) / (top - bottom), 1)
 
     lines = []
     for name, points in series.items():
@@ -78,7 +79,7 @@ def chart(title: str, series: dict[str, list[Point]], last: float) -> Chart:
         ]
         path = " ".join(f"{point[2]},{point[3]}" for point in placed)
         lines.append({"name": name.replace("_", " "), "path": path, "points": placed, "last": number(points[-1][1])})
-    ticks = [(number(10**tick if is_log else tick), y(tick)) for tick in ticks_between(*ends, whole=is_log)]
+    ticks = [(number(10**tick if is_log else tick), y(tick)) for tick in ticks_between(bottom, top, is_log)]
     return Chart(f"{title}, logarithmic" if is_log else title, lines, ticks, number(last))
 
 

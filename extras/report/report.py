@@ -30,7 +30,7 @@ from training.verdict import OTHERS, verdict
 
 log = logging.getLogger(__name__)
 
-PAGES = 0.01  # share of the time of a run that may go into writing report.html
+PAGES = 0.02  # share of the time of a run that may go into writing report.html
 
 
 class Report:
@@ -145,9 +145,10 @@ def where(run: Run) -> dict[str, Any]:
 
 def facts_until_now(run: Run) -> dict[str, Any]:
     """Of this process alone: others may not wait for it."""
-    total = run.timer.run()
-    says = verdict(total, run.config.loader.name, run.train_loader.stats())
-    return {"verdict": says, "phase_seconds": phases_of(run)}
+    facts: dict[str, Any] = {"phase_seconds": phases_of(run)}
+    if run.timer.whole().steps > run.config.timing.warmup_steps:
+        facts["verdict"] = verdict(run.timer.run(), run.config.loader.name, run.train_loader.stats())
+    return facts
 
 
 def callback_seconds(run: Run) -> float:
