@@ -88,6 +88,8 @@ class ImageFiles(CroppedDataset):
 class ImageFolder(ImageFiles):
     """The images in root/train/CLASS/ (train) or root/val/CLASS/; the classes are the folders in root/train/.
 
+    Without a folder root/val/ there is no test set: see data.val_fraction.
+
     For the samples and the arguments in `crops` see CroppedDataset. Unlike torchvision's ImageFolder, this one applies
     the EXIF orientation of photographs. Raises DataError for another layout, and when a file is not an image.
     """
@@ -99,6 +101,10 @@ class ImageFolder(ImageFiles):
         root = Path(root).expanduser()
         self.folder = root / ("train" if train else "val")
         self.classes = class_names(root / "train")
+        if not train and not self.folder.exists():
+            log.info("%s does not exist: the test set is what data.val_fraction splits off train/", self.folder)
+            self.files, self.labels = np.array([], dtype=bytes), np.array([], dtype=int)
+            return
         if train and len(self.classes) == 1:
             log.warning("%s has only one class, %s: there is nothing to learn", self.folder, self.classes[0])
         present = class_names(self.folder)

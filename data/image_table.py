@@ -1,5 +1,6 @@
 """ImageTable: image files that a table names, with their labels."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from data.errors import DataError, check_choice, printable
 from data.image_folder import ImageFiles
 from data.images.crops import class_indices
 from data.table import read_table
+
+log = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
 TRUTH = {"true": "1", "false": "0"}
@@ -92,6 +95,11 @@ class ImageTable(ImageFiles):
             self.fits_task = "classification"
             remedy = "correct it, or add a training row with this label"
             self.labels = class_indices(rows[:, 2].astype(str), np.array(classes), where, remedy)
+            texts, counts = np.unique(training[:, 0], return_counts=True)
+            rare = texts[counts == 1]
+            if train and len(rare):
+                sentence = "%s: classes with a single training row: %d, such as %r: a misspelling?"
+                log.warning(sentence, path, len(rare), str(rare[0]))
         else:
             values = np.array([number_of(text) for text in rows[:, labels].flat], np.float32)
             values = values.reshape(-1, len(label_columns))

@@ -212,6 +212,8 @@ def main(arguments: list[str] | None = None) -> None:
         "short_side": given.short_side or DEFAULT_SIDE[given.format],
     }
     splits = {split: ImageFolder(train=split == "train", root=given.images) for split in SPLITS}
+    if not len(splits["val"]):
+        raise DataError(f"{given.images}/val does not exist: move some images of {given.images}/train there")
     given.pack.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(given.pack / ".lock", timeout=0):

@@ -1,3 +1,4 @@
+import logging
 import os
 import re
 import shutil
@@ -240,6 +241,14 @@ def test_val_may_lack_a_class_and_a_single_class_gives_a_warning(tmp_path, caplo
     assert dataset.classes == ("ape", "cat", "dog") and dataset.labels.tolist() == [0, 0, 2, 2] and not caplog.text
     ImageFolder(train=True, root=write_images(tmp_path / "one", ("cat",)))
     assert f"{tmp_path}/one/train has only one class, cat" in caplog.text
+
+
+def test_without_a_folder_val_there_is_no_test_set(tmp_path, caplog):
+    shutil.rmtree(write_images(tmp_path) / "val")
+    caplog.set_level(logging.INFO)
+    dataset = ImageFolder(train=False, root=tmp_path, image_size=8, cache="ram", cache_dir=str(tmp_path / "cache"))
+    assert len(dataset) == len(dataset.labels) == 0 and dataset.classes == ImageFolder(True, tmp_path).classes
+    assert f"{tmp_path}/val does not exist: the test set is what data.val_fraction splits off train/" in caplog.text
 
 
 def test_a_list_has_its_lines_without_empty_ones_and_a_byte_order_mark(tmp_path, monkeypatch):

@@ -102,6 +102,13 @@ def test_a_test_table_has_its_own_rows_and_folder_and_the_classes_of_the_trainin
         make(rows("a", "b"), False, test_table=tmp_path / "other" / "test.csv")
 
 
+def test_classes_with_a_single_training_row_give_a_warning_that_names_one(make, caplog):
+    make(rows("cat", "caat", "cat"), False)
+    assert not caplog.text
+    make(rows("cat", "caat", "cat"))
+    assert "table.csv: classes with a single training row: 1, such as 'caat': a misspelling?" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("content", "keys", "sentence"),
     [

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from torchvision.transforms import v2
+from torchvision.transforms import Compose, ToTensor, v2
 
 from data.array_dataset import ArrayDataset
 from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.subset import Subset
 from loaders import WorkerLoader, offers
+from training.build import build
+from training.config import ConfigError
 
 
 def arrays(train: bool = True, **options: Any) -> ArrayDataset:
@@ -119,6 +121,7 @@ def test_albumentations_is_known_by_its_class_and_mixes_with_others(albumentatio
         (lambda image: image.permute(1, 2, 0), r"uint8 \(12, 10, 3\) for image 3.*return tensors \(C, H, W\)"),
         (lambda image: image.float().permute(1, 2, 0), r"float32 \(12, 10, 3\) for image 3"),
         (lambda image: None, "NoneType None for image 3: it must return an image"),
+        (lambda image: (image, 1), r"tuple \(tensor\(\[.* for image 3: it must return an image"),  # one line
         (lambda image: image.sum(0), r"int64 \(12, 10\) for image 3"),
         (lambda image: image.long(), "return uint8, 0 to 255, or floats"),
     ],
@@ -132,6 +135,10 @@ def test_wrong_settings_are_sentences():
     for options, words in (
         ({"transform": "v2"}, "data.transform=v2: give"),
         ({"test_transform": [v2.RandomCrop]}, "data.test_transform="),
+        (
+            {"transform": Compose([ToTensor()])},
+            "data.transform has ToTensor, but images are tensors already: leave it out",
+        ),
         ({"transform": Seen(), "policy": "trivial"}, "data.policy=trivial.*transform_after=crop"),
         ({"transform_input": "pil"}, "data.transform_input=pil: use one of tensor, array"),
         ({"transform_after": "flip"}, "data.transform_after=flip: use one of decode, crop"),
@@ -180,3 +187,9 @@ def test_partial_functions_are_transforms():
     assert torch.equal(
         arrays(False, test_transform=partial(torch.flip, dims=[2]))[0]["image"][:, 0], arrays(False)[0]["image"][:, -1]
     )
+
+
+def test_a_transform_that_cannot_be_imported_is_named_and_not_the_dataset():
+    section = {"_target_": "data.synthetic.Synthetic", "transform": {"_target_": "torchvision.transforms.v2.Crp"}}
+    with pytest.raises(ConfigError, match=r"^data: torchvision.transforms.v2.Crp cannot be imported: [^\n]+$"):
+        build("data", section, train=True)

@@ -3,6 +3,7 @@
 import math
 import pickle
 import re
+import shutil
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -179,3 +180,9 @@ def test_an_unreadable_image_ends_the_run_or_is_skipped(images, tmp_path, capsys
         path.write_bytes(b"")
     with pytest.raises(DataError, match="none of the 4 val images can be read"):
         pack(images, tmp_path / "no val", "--skip")
+
+
+def test_a_folder_without_val_is_refused_with_what_to_move(images, tmp_path):
+    shutil.rmtree(images / "val")
+    with pytest.raises(DataError, match=r"images/val does not exist: move some images of .*images/train there"):
+        pack(images, tmp_path / "pack")
