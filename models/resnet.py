@@ -13,12 +13,14 @@ def resnet(
 
     name: one of torchvision's, such as resnet18, resnet50, resnext50_32x4d or wide_resnet50_2.
     image_size: side of the images in pixels.
-    small_images: whether the first layer is a 3x3 convolution that keeps the resolution, as in that paper's CIFAR
-        networks, instead of a 7x7 one and a max-pool, which divide it by 4. None: for images up to 64 pixels.
+    small_images: True makes the first layer a 3x3 convolution that keeps the resolution, as in that paper's CIFAR
+        networks. False makes it a 7x7 convolution and a max-pool, which divide it by 4. None: True up to 64 pixels.
     """
     model = torchvision.models.get_model(name, weights=None, num_classes=num_classes)
     width = model.conv1.out_channels
-    if image_size <= SMALL if small_images is None else small_images:
+    if small_images is None:
+        small_images = image_size <= SMALL
+    if small_images:
         model.conv1 = nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False)
         model.maxpool = nn.Identity()
     else:

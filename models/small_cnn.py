@@ -20,18 +20,13 @@ class SmallCNN(nn.Module):
         if width < 1:
             raise ValueError(f"width={width}: give a whole number, at least 1")
         super().__init__()
-        self.features = nn.Sequential(
-            convolution(in_channels, width),
-            nn.MaxPool2d(2),
-            convolution(width, 2 * width),
-            Residual(2 * width),
-            nn.MaxPool2d(2),
-            convolution(2 * width, 4 * width),
-            Residual(4 * width),
-            nn.MaxPool2d(2),
-            convolution(4 * width, 8 * width),
-        )
-        self.classifier = nn.Linear(8 * width, num_classes)
+        layers = [convolution(in_channels, width), nn.MaxPool2d(2)]
+        for _ in range(2):
+            layers += [convolution(width, 2 * width), Residual(2 * width), nn.MaxPool2d(2)]
+            width *= 2
+        layers.append(convolution(width, 2 * width))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(2 * width, num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.features(images).mean(dim=(2, 3)))
