@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-from extras.report import page
+from data.own_transform import OwnTransform
+from extras.report import first_batch, page
 from tests.configs import metrics, train
 from tests.training.extensions import Images
 
@@ -119,6 +120,29 @@ class Noise(Images):
 
 class WithMean(Noise):
     mean = (-40.0,) * 3
+
+
+class Own:
+    def __init__(self):
+        self.transform = OwnTransform("data.transform", [torch.neg, as_floats], None, "decode")
+
+    def __getitem__(self, index):
+        return self.transform(torch.full((3, 4, 5), 7, dtype=torch.uint8), "an image")
+
+
+def as_floats(image):
+    return image / 255
+
+
+def test_an_image_is_noted_before_and_after_each_step_of_data_transform_and_the_dataset_is_as_before():
+    dataset, noted = Own(), []
+    first_batch.note_own_transforms(dataset, lambda stage, values: noted.append((stage, values.dtype, values.shape)))
+    assert noted == [
+        ("what data.transform gets", torch.uint8, (1, 3, 4, 5)),
+        ("data.transform: neg", torch.uint8, (1, 3, 4, 5)),
+        ("data.transform: as_floats", torch.float32, (1, 3, 4, 5)),
+    ]
+    assert len(dataset.transform.steps) == 2
 
 
 def test_looking_at_a_batch_changes_no_number_of_a_run(tmp_path):
