@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .arguments import as_index
-from .iterators import Position, is_over
+from .iterators import Cursor, EpochIterator, Position, no_batch_left
 from .order import Order
 from .plans import OrderPlan, Plan, SamplerPlan, length_of
 from .randomness import fold
@@ -23,30 +23,31 @@ from .worker_loader import WorkerLoader
 
 log = logging.getLogger(__name__)
 
-VERSION = 4  # of the state
+VERSION = 4  # the format of the state
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 class SeededLoader(WorkerLoader[T_co]):
-    """Batches in our own order, or that of a sampler, which is iterated once an epoch; arguments as WorkerLoader's.
+    """Batches in our own order, or in the order of a sampler, which is iterated once per epoch.
 
-    `iter()` runs the epoch that `set_epoch` named, else the next one, from 0. With persistent_workers=True it ends the
-    epoch before, and the next epoch's first batches are loaded ahead. A dataset may offer `sample_spec()` and
-    `read_batch(indices, out, random)`, which writes into the batch itself: `out` has a tensor (len(indices), *shape)
-    for each field of the spec, `random` is a loaders.Random with a stream per row. A collate_fn of your own gets what
-    `__getitem__` returns instead.
+    Arguments are those of WorkerLoader. `iter()` runs the epoch that `set_epoch` named, else the next one, from 0.
+    With persistent_workers=True it ends the running epoch, and the next epoch's first batches are loaded ahead.
+    A dataset may offer `sample_spec()` and `read_batch(indices, out, random)`, which writes into the batch itself:
+    `out` has a tensor (len(indices), *shape) for each field of the spec, and `random` is a loaders.Random with a
+    stream per row. A collate_fn of your own gets what `__getitem__` returns instead.
     """
 
-    _position: Position | None = None  # of the newest epoch
-    _upcoming: Position | None = None  # that set_epoch or load_state_dict named
-    _plan: Plan | None = None  # of the newest epoch
-    _current: Any = None  # the iterator behind next(loader)
-    _length = 0  # of the dataset, when the workers got it
+    _cursor: Cursor | None = None  # where the newest epoch is
+    _upcoming: Position | None = None  # where the next epoch begins, if that was named
+    _plan: Plan | None = None  # the newest epoch's
+    _current: EpochIterator | None = None  # the iterator behind next(loader)
+    _length = 0  # the dataset's length when the workers got it
 
     def __iter__(self) -> Any:
         self._check_open()
-        position, length = self._next_position(), length_of(self.dataset)
+        position = self._next_position()
+        length = length_of(self.dataset)
         if self._engine is not None and self._length != length:
             log.warning(
                 "%s had %d samples and has %d now: this epoch uses the new length, and the workers are restarted",
@@ -56,19 +57,26 @@ class SeededLoader(WorkerLoader[T_co]):
             self._engine = None
         self._length = length
         pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
-        plan = self._plan_of(position)
-        iterator = self._start(plan, position, int(fold(self.seed or 0, self.rank) >> np.uint64(2)))
-        own = vars(self)  # torch's __setattr__ is Python code: a signal handler could raise between two of these
-        own["_plan"], own["_position"], own["_upcoming"], own["_current"] = plan, position, None, None
+        cursor = Cursor(position)
+        plan = self._plan_of(cursor)
+        base_seed = int(fold(self.seed or 0, self.rank) >> np.uint64(2))
+        iterator = self._start(plan, cursor, base_seed)
+        attributes = vars(self)  # not torch's __setattr__: in its Python code a signal handler could raise
+        attributes["_plan"] = plan
+        attributes["_cursor"] = cursor
+        attributes["_upcoming"] = None
+        attributes["_current"] = None
         return iterator
 
     def __next__(self) -> Any:
         """Returns the next batch of the running epoch, or of a new one if none is running."""
-        if self._current is None or not self._current.is_running:
+        current = self._current
+        if current is None or not current.is_running:
             newest = self._newest()
-            self._current = newest if newest is not None and newest.is_running else iter(self)
+            current = newest if newest is not None and newest.is_running else iter(self)
+            self._current = current
         try:
-            return next(self._current)
+            return next(current)
         except StopIteration:
             self._current = None
             raise
@@ -107,11 +115,11 @@ class SeededLoader(WorkerLoader[T_co]):
     @property
     def position(self) -> Position:
         """Where the consumer is now, for `state_at`: it costs less than the state."""
-        return copy(self._here())
+        return self._here()
 
     @property
     def at_epoch_end(self) -> bool:
-        """Whether no batch is left of the newest epoch, or none has begun: `samples` in the state is 0."""
+        """Whether no batch is left of the newest epoch, or no epoch has begun: `samples` in the state is 0."""
         return self._here().batch == 0
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -123,14 +131,15 @@ class SeededLoader(WorkerLoader[T_co]):
         pass_on_epoch(state["epoch"], self.batch_sampler, self.sampler)
 
     def _check_state(self, state: dict[str, Any]) -> None:
-        """Raises ValueError if the state is another loader's, or none."""
+        """Raises ValueError if the state is another loader's, or is not a loader's state."""
         for key, ours in {"version": VERSION, **self._identity()}.items():
             if state.get(key) != ours:
                 raise ValueError(
                     f"this state has {key}={state.get(key)!r}, but the loader has {key}={ours!r}: "
                     f"resume with the {key} of the state, or start afresh"
                 )
-        epoch, samples = state.get("epoch"), state.get("samples")
+        epoch = state.get("epoch")
+        samples = state.get("samples")
         if as_index(epoch) < 0 or as_index(samples) < 0:
             raise ValueError(
                 f"this state has epoch={epoch!r} and samples={samples!r}: both have to be integers from 0; use a "
@@ -139,21 +148,32 @@ class SeededLoader(WorkerLoader[T_co]):
 
     def _end_newest(self) -> None:
         """Ends the running epoch, because another position is loaded."""
-        if self._persists and (newest := self._newest()) is not None:
+        newest = self._newest()
+        if self._persists and newest is not None:
             newest.end()
-        self._newest = lambda: None  # next(loader) shall not go on with it
-        self._position = self._current = None
+        self._newest = lambda: None  # next(loader) must not continue it
+        self._cursor = None
+        self._current = None
 
     def _next_position(self) -> Position:
         """Returns where the next `iter()` begins."""
-        return copy(self._upcoming) or Position(0 if self._position is None else self._position.epoch + 1)
+        if self._upcoming is not None:
+            return self._upcoming
+        return Position(0 if self._cursor is None else self._cursor.position.epoch + 1)
+
+    def named_position(self, default: Position | None = None) -> Position:
+        """Returns where the next `iter()` begins, and keeps it so: at `default`, unless another position was named."""
+        if self._upcoming is None:
+            self._upcoming = default or self._next_position()
+        return self._upcoming
 
     def _here(self) -> Position:
         """Returns where the newest epoch is, or where the next one begins if no batch is left in it."""
-        position, plan = self._position, self._plan
-        if position is None or plan is None or is_over(plan, position, self.steps_per_epoch):
+        cursor = self._cursor
+        plan = self._plan
+        if cursor is None or plan is None or no_batch_left(plan, cursor.position, self.steps_per_epoch):
             return self._next_position()
-        return position
+        return cursor.position
 
     def _order(self) -> Order:
         """Returns the order, with the length that the dataset or the sampler has now."""
@@ -162,12 +182,14 @@ class SeededLoader(WorkerLoader[T_co]):
             self.sampler.order = replace(self.sampler.order, length=len(dataset))
             return self.sampler.order
         assert self.seed is not None
+        length = length_of(self._index_sampler if self.batch_size is None else self.sampler)
         split = self.drop_last, self.rank, self.world_size, self.pad
-        sampler = self._index_sampler if self.batch_size is None else self.sampler
-        return Order(length_of(sampler), self.batch_size or 1, False, self.seed, *split)
+        return Order(length, self.batch_size or 1, False, self.seed, *split)
 
-    def _plan_of(self, position: Position) -> Plan:
-        order, batched, epoch = self._order(), self._auto_collation, position.epoch
+    def _plan_of(self, cursor: Cursor) -> Plan:
+        order = self._order()
+        batched = self._auto_collation
+        epoch = cursor.position.epoch
         if isinstance(self.sampler, OrderSampler):
             return OrderPlan(order, epoch, batched)
         if self.batch_size is None:
@@ -187,7 +209,7 @@ class SeededLoader(WorkerLoader[T_co]):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_position": copy(self._position), "_plan": None, "_current": None}
+        return {**super().__getstate__(), "_cursor": copy(self._cursor), "_plan": None, "_current": None}
 
 
 WorkerLoader.with_seed[False] = SeededLoader

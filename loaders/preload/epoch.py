@@ -14,7 +14,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from copy import copy
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -62,23 +61,29 @@ class PreloadedEpoch:
         state_of: Callable[[], Any],
     ) -> None:
         self._seed, self.epoch, self._first, self._rank = key
-        self._batches, self._copier, self._depth, self._state_of = batches, copier, depth, state_of
-        # It can be set back to where the consumer is.
+        self._batches = batches
+        self._copier = copier
+        self._depth = depth
+        self._state_of = state_of
+        # Our own iterator can be set back to where the consumer is.
         self._source = batches if isinstance(batches, EpochIterator) and batches.in_order else None
         self.received = Item(-1)
-        self._place(self.received)
+        self._note_position(self.received)
         self._made = 0  # how many items the thread has made
         self._host: dict[int, Any] = {}  # the loader's batch, by its item's number, until that is made
         self._items: dict[int, Item] = {}
         self._wake: SimpleQueue[None] = SimpleQueue()  # has an entry at least for each new item
         self._room: SimpleQueue[int] = SimpleQueue()  # the numbers of the last items that the thread may make
         self._thread: threading.Thread | None = None
-        self._owner, self._is_ended = os.getpid(), False
+        self._owner = os.getpid()
+        self._is_ended = False
         self._give_room(depth - 1)
 
     def next(self) -> Any:
         """Returns the consumer's next batch, or raises the error in its place, or StopIteration."""
-        received, copier, began = self.received, self._copier, time.perf_counter()
+        began = time.perf_counter()
+        received = self.received
+        copier = self._copier
         if received.is_end:
             raise StopIteration
         copier.used(received.ready)
@@ -86,11 +91,13 @@ class PreloadedEpoch:
         batch = self._finished(item, copier.hand_over(item.batch, item.ready))
         error = item.error
         copier.figures["wait_seconds"] += time.perf_counter() - began
-        copier.figures["batches"] += error is None and not item.is_end
+        if error is None and not item.is_end:
+            copier.figures["batches"] += 1
         if copier.timeline is not None:
             copier.timeline.delivered = self._batch_id(item)
         self.received = item  # no call from here on
-        item.batch = item.error = None
+        item.batch = None
+        item.error = None
         if error is None:
             if item.is_end:
                 raise StopIteration
@@ -119,7 +126,7 @@ class PreloadedEpoch:
     def is_running(self) -> bool:
         return not (self._is_ended or self.received.is_end)
 
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Returns whether no batch is left; if so, waits until the thread has seen it too."""
         if self.received.is_last and self.is_running:
             self._get(self.received.number + 1)
@@ -132,7 +139,7 @@ class PreloadedEpoch:
         """
         self._is_ended = True
         self._room.put(0)
-        self._wake.put(None)  # a consumer that waits in another thread
+        self._wake.put(None)  # for a consumer that waits in another thread
         thread = self._thread
         if os.getpid() != self._owner or thread is threading.current_thread():
             return True  # in a forked child, or the garbage collector has run a finaliser in the thread itself
@@ -174,7 +181,8 @@ class PreloadedEpoch:
     def fill(self) -> None:
         """Makes items until the epoch ends: what a thread runs, if depth is not 0."""
         self._thread = threading.current_thread()
-        is_end, last = False, -1
+        is_end = False
+        last = -1
         try:
             with self._copier.accelerator.using(self._copier.stream):
                 while not (self._is_ended or is_end):
@@ -188,12 +196,14 @@ class PreloadedEpoch:
             self._items[self._made] = Item(self._made, error=error, is_end=True)
             self._wake.put(None)
         finally:
-            if self._made:  # else the epoch may have ended before, and another one runs
+            if self._made:  # else the epoch may have ended before the thread began, and another epoch runs
                 self._copier.release()
 
     def _make(self, number: int) -> Item:
         """Makes an item of the loader's next batch, or of the one that an interrupted call has fetched for it."""
-        item, copier, began = Item(number), self._copier, time.perf_counter()
+        item = Item(number)
+        copier = self._copier
+        began = time.perf_counter()
         try:
             if number not in self._host:
                 # Not next(): no signal handler runs before the batch is kept.
@@ -205,7 +215,7 @@ class PreloadedEpoch:
             item.is_end = True
         except BaseException as error:
             self._keep(item, error)
-        self._place(item)
+        self._note_position(item)
         batch_id = self._batch_id(item)
         copier.count_wait(began, batch_id)
         try:
@@ -237,16 +247,17 @@ class PreloadedEpoch:
         """Returns the epoch of the item's batch, and its number there."""
         return self.epoch, self._first + item.number
 
-    def _place(self, item: Item) -> None:
+    def _note_position(self, item: Item) -> None:
         """Notes where the loader is after the item; an error that belongs to no batch has not moved it."""
         if self._source is None:
             item.after = self._state_of()
         else:
-            item.after, item.is_last = copy(self._source.position), self._source.is_over
+            item.after = self._source.position
+            item.is_last = self._source.at_end
 
     def _go_back(self) -> None:
         """Sets the loader's iterator to where the consumer is; mostly it is there."""
-        if self._source is not None and self._source.position.turn != self.received.after.turn:
+        if self._source is not None and self._source.position.task != self.received.after.task:
             self._source.go_back(self.received.after)
             self._host.clear()
 
@@ -255,7 +266,8 @@ class PreloaderIterator:
     """What `iter(preloader)` returns. It keeps the preloader alive, which the epoch must not."""
 
     def __init__(self, epoch: PreloadedEpoch, owner: Any) -> None:
-        self._epoch, self._owner = epoch, owner
+        self._epoch = epoch
+        self._owner = owner
 
     def __iter__(self) -> PreloaderIterator:
         return self
