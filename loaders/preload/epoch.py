@@ -28,7 +28,8 @@ from .device_copy import DeviceCopier, Ready
 
 # A thread may be inside the loader's next(). close() waits JOIN_SECONDS for it, then closes the loader, so that next()
 # raises, and waits for another GIVE_UP_SECONDS before it leaves the thread behind.
-JOIN_SECONDS, GIVE_UP_SECONDS = 0.1, 2.0
+JOIN_SECONDS = 0.1
+GIVE_UP_SECONDS = 2.0
 
 
 @dataclass

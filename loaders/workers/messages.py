@@ -17,10 +17,13 @@ MESSAGE = struct.Struct("6q")
 # From a worker: the task's number (or READY, or FULL before a sentence), where the batch's pickle lies, its size, the
 # size of the notes after it, bytes of tensors, bytes used, whether somebody may still read the slot, and Work.
 ANSWER = struct.Struct("7q6d")
-READY, FULL = -1, -2
+READY = -1
+FULL = -2
 ROOM = 4 + ANSWER.size + (1 << 12)  # bytes of the longest message
 
-WHOLE_BATCH, NO_ROW = -2, -1  # what a worker is reading, if not a single row of a batch
+# What a worker is reading, if not a single row of a batch.
+WHOLE_BATCH = -2
+NO_ROW = -1
 CLOSED = "another thread closed the loader while this one used it"
 NO_WORK = Work()
 

@@ -16,7 +16,8 @@ NAMES = (
 )
 CAN_PASS = {getattr(errno, name) for name in NAMES.split() if hasattr(errno, name)}
 CAUSES = 10  # how many errors that caused an error are looked at
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds: each pause is ten times as long as the one before
+FIRST_PAUSE = 0.1  # seconds: each pause is ten times as long as the one before
+LONGEST_PAUSE = 10.0
 
 T = TypeVar("T")
 
