@@ -1,12 +1,12 @@
 """Page-locked host memory: a device copies from it at the speed of the link, without a core and without another copy.
 
-Only a Preloader gets batches in it, as it holds each until the device has copied it. A copy that anybody else queues
-is known to nobody but its stream, and the memory would be written again under it.
+Only a Preloader gets batches in it: it holds each batch until the device has copied it. Nobody would know when a copy
+that another consumer queues is done, so the memory could be written again during that copy.
 
 Invariant: whatever may be page-locked is in `_locks`. Memory is noted there before it is locked, and forgotten after
-it is unlocked, so that no exception in between (Ctrl-C) hides a lock; to unlock twice does no harm. A forked child
-unlocks nothing: locks belong to the process that made them. They survive forks, as slots are shared memory
-(MAP_SHARED), which a fork neither moves nor copies on write: what a worker writes lies on the pages that are locked.
+it is unlocked, so that no exception in between (Ctrl-C) hides a lock; unlocking twice does no harm. A forked child
+unlocks nothing: locks belong to the process that made them. Locks survive forks: slots are shared memory
+(MAP_SHARED), which a fork neither moves nor copies on write, so workers write to the locked pages.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 class _Lock(NamedTuple):
     size: int  # bytes
-    accelerator: Accelerator  # whose device it is locked for
+    accelerator: Accelerator  # it is locked for this device
     owner: int  # the process that has to unlock it; 0: torch does
 
 
-_locks: dict[int, _Lock] = {}  # by the address of the memory
-_has_failed = False  # then nothing more is locked
+_locks: dict[int, _Lock] = {}  # locks by the address of the memory
+_has_failed = False  # locking has failed: nothing more is locked
 
 
 @cache
@@ -99,7 +99,7 @@ def pinned(size: int, borrower: Accelerator) -> np.ndarray | None:
 
 
 def copy_out(batch: Any) -> None:
-    """Gives every host tensor of the batch that lies in memory of this module memory of its own."""
+    """Copies every host tensor of the batch that lies in memory of this module into other memory."""
     if not _locks:
         return
     for tensor in strided_parts(batch):

@@ -1,8 +1,8 @@
 """An epoch of a Preloader: a thread makes `depth` items ahead, or the consumer's thread makes each when it asks.
 
-Items have numbers, and `received`, the last one that the consumer got, is all that says where the consumer is: one
-assignment moves it, and no call follows. So after whatever an exception from a signal handler (Ctrl-C) interrupts, the
-next call asks for the same item again. That an item is (batch, error, state after it) is an idea of Grain.
+Items have numbers. `received`, the last item that the consumer got, alone says where the consumer is: one assignment
+moves it, and no call follows. So after an exception from a signal handler (Ctrl-C), wherever it came, the next call
+asks for the same item again. That an item is (batch, error, state after it) is an idea of Grain.
 Invariant: at most `depth` items are ready besides the one that is asked for, and none once the epoch has ended; while
 the thread runs, nobody else uses the loader, but for its sampler, which only the consumer's thread runs. Both sides
 wait in SimpleQueues: an exception can leave no lock in them.
@@ -48,9 +48,9 @@ class Item:
 class PreloadedEpoch:
     """Prepares what the loader's iterator `batches` yields.
 
-    key: of the transform's random numbers: seed, epoch, the number of the first batch in it, and rank.
+    key: the key of the transform's random numbers: seed, epoch, number of the first batch, rank.
     state_of: returns the state of a loader that cannot be set back to a position.
-    It must not refer to the preloader: else its thread would keep an abandoned preloader alive for ever.
+    It must not refer to the preloader: its thread would keep an abandoned preloader alive for ever.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class PreloadedEpoch:
             del error
 
     def _finished(self, item: Item, batch: Any) -> Any:
-        """Returns what the consumer gets. An interrupted call begins anew, with the same batch and random numbers."""
+        """Returns what the consumer gets. An interrupted call is repeated, with the same batch and random numbers."""
         if item.error is None and not item.is_end:
             try:
                 return self._copier.finished(batch, Random(self._seed, *self._batch_id(item), self._rank))
@@ -230,7 +230,7 @@ class PreloadedEpoch:
         return item
 
     def _keep(self, item: Item, error: BaseException) -> None:
-        """Makes it the item's error, or raises it if it belongs to no item: a signal handler's comes out as it is."""
+        """Makes it the item's error. Raises an error that belongs to no item, such as a signal handler's."""
         if not self._depth and (not isinstance(error, Exception) or is_of_signal(error)):
             raise error
         item.error = error
