@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-LEFT, RIGHT, TOP, BOTTOM = 48, 392, 8, 150  # where the curves are, in a picture of 400 x 170
+LEFT = 48  # where the curves are, in a picture of 400 x 170
+RIGHT = 392
+TOP = 8
+BOTTOM = 150
 MOST_POINTS = 240  # of a line; of more the highest and the lowest in each part are drawn
 MOST_CHARTS = 24
 STEEP = 30  # a loss whose highest value is this many times its lowest one is drawn on a logarithmic scale
@@ -56,7 +59,8 @@ def title_of(name: str) -> str:
 
 def chart(title: str, series: dict[str, list[Point]], last: float) -> Chart:
     values = [value for points in series.values() for _, value in points]
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     is_log = title == "loss" and low > 0 and high > STEEP * low
     if title in (TITLES["images_per_second"], TITLES["data_wait_fraction"]):
         low = 0.0

@@ -68,7 +68,8 @@ def pictures_in(folder: Path) -> tuple[list[dict[str, str]], list[str]]:
     """The newest pictures in the folder, and the names of those that are too large."""
     files = [path for pattern in PATTERNS for path in folder.glob(pattern)]
     newest = sorted(files, key=lambda path: path.stat().st_mtime)[-MOST_PICTURES:]
-    pictures, named = list[dict[str, str]](), list[str]()
+    pictures = list[dict[str, str]]()
+    named = list[str]()
     left = MOST_BYTES
     for path in newest:
         name = str(path.relative_to(folder))
