@@ -28,7 +28,8 @@ MODULES = {"train": ROOT / "train.py", **dict(zip(NAMES, PATHS, strict=True))}
 
 def imports(name: str, lazy_too: bool = True) -> Iterator[str]:
     """The repository's modules that the module `name` imports; `lazy_too`: also in functions."""
-    tree, is_package = ast.parse(MODULES[name].read_text()), MODULES[name].name == "__init__.py"
+    tree = ast.parse(MODULES[name].read_text())
+    is_package = MODULES[name].name == "__init__.py"
     for node in ast.walk(tree) if lazy_too else tree.body:
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]

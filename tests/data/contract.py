@@ -37,7 +37,8 @@ class ImageDataset:
             dataset[len(dataset)]
 
     def test_a_test_sample_is_always_the_same_and_draws_no_random_numbers(self, make):
-        dataset, before = make(False), torch.get_rng_state()
+        dataset = make(False)
+        before = torch.get_rng_state()
         original = dataset[1]["image"].clone()
         dataset[1]["image"].fill_(7)  # changes the sample, and not the dataset
         assert torch.equal(dataset[1]["image"], original)
@@ -57,7 +58,8 @@ class ImageDataset:
     def test_a_row_is_the_same_in_a_batch_alone_and_as_a_sample(self, make, train):
         policies = ("trivial", "rand") if "policy" in defaults(type(make(train))) else ()
         for dataset in (make(train), *(make(train, policy=policy) for policy in policies)):
-            indices, positions = np.array([3, 0, 3, 1]), np.arange(4)
+            indices = np.array([3, 0, 3, 1])
+            positions = np.arange(4)
             batch = read_batch(dataset, indices, Random(7, 0, positions, indices))
             for row in (slice(number, number + 1) for number in range(4)):
                 alone = read_batch(dataset, indices[row], Random(7, 0, positions[row], indices[row]))
@@ -85,7 +87,8 @@ def defaults(cls: Any) -> dict[str, Any]:
 def assert_reads_as_the_folder(make: Callable[..., Any], images: Path) -> None:
     """`make(train, image_size=...)` has the images and labels of the folder that it was made from, in workers too."""
     for train in (True, False):
-        ours, folder = make(train, image_size=24), ImageFolder(train, images, image_size=24)
+        ours = make(train, image_size=24)
+        folder = ImageFolder(train, images, image_size=24)
         assert (ours.classes, ours.labels.tolist()) == (folder.classes, folder.labels.tolist())
         expected = read_batch(folder, 4)
         assert_equal_batches(read_batch(ours, 4), expected)
@@ -100,7 +103,8 @@ def contents(samples: Any) -> list[tuple[Any, int]]:
 
 def assert_goes_on(make: Callable[[], Any], labels: list[int]) -> None:
     """A stream that `make` opens has samples of these labels, and after load_state_dict those that were left."""
-    stream, other = make(), make()
+    stream = make()
+    other = make()
     torch.manual_seed(0)
     seen = [(sample, torch.get_rng_state(), stream.state_dict()) for sample in stream]
     assert sorted(int(sample["label"]) for sample, *_ in seen) == labels

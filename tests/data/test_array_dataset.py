@@ -10,7 +10,8 @@ LABELS = np.array([1, 0], dtype=np.uint8)
 
 
 def make(images=IMAGES, labels=LABELS, train=True, **augmentation):
-    names, third = ("a", "b"), (0.5, 0.5, 0.5)
+    names = ("a", "b")
+    third = (0.5, 0.5, 0.5)
     return ArrayDataset(images, labels, classes=names, mean=third, std=third, train=train, **augmentation)
 
 

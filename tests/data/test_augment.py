@@ -12,7 +12,8 @@ from tests.later import Later
 
 v2 = Later("torchvision.transforms.v2")
 
-MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
+MEAN = [0.4, 0.5, 0.6]
+STD = [0.2, 0.25, 0.3]
 
 
 def pixels(*shape):
@@ -28,7 +29,8 @@ def make_batch(count=16):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_become_normalised_channels_first_in_channels_last_memory(device, dtype, channels):
     image = pixels(4, 6, 5, channels)
-    mean, std = torch.tensor(MEAN[:channels]), torch.tensor(STD[:channels])
+    mean = torch.tensor(MEAN[:channels])
+    std = torch.tensor(STD[:channels])
     result = Normalize(mean.tolist(), std.tolist(), dtype)({"image": image.to(device)}, None)["image"]
     expected = ((image.double() / 255 - mean) / std).permute(0, 3, 1, 2).to(dtype)
     assert result.dtype == dtype and result.device.type == device
@@ -40,7 +42,8 @@ def test_one_transform_accepts_batches_of_every_size_and_layout_and_changes_noth
     normalize = Normalize(MEAN, STD)
     for shape in ((2, 4, 6, 3), (1, 6, 4, 3), (0, 4, 6, 3)):
         given = {"image": pixels(*shape), "label": torch.tensor([1, 2])}
-        before, strided = dict(given), given["image"].permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+        before = dict(given)
+        strided = given["image"].permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
         result = normalize(given)
         assert torch.equal(result["image"], normalize({"image": strided})["image"])
         assert given == before and result["label"] is given["label"]
@@ -65,7 +68,8 @@ def test_by_default_or_with_one_image_a_batch_is_only_normalised():
 
 @pytest.mark.parametrize("settings", [{"erase": 0.5}, {"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.2, "cutmix": 1.0}])
 def test_the_same_key_gives_the_same_batch_and_another_key_another_batch(settings):
-    given, state = make_batch(), torch.get_rng_state()
+    given = make_batch()
+    state = torch.get_rng_state()
     first, again, other = (augment(given, key, **settings)["image"] for key in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.equal(given["image"], make_batch()["image"]) and torch.equal(torch.get_rng_state(), state)
@@ -91,7 +95,8 @@ def test_erasing_sets_one_box_to_the_mean_in_the_given_share_of_the_images():
 @pytest.mark.parametrize("size", [(20, 30), (8, 8)])
 def test_erased_boxes_have_the_distribution_of_torchvisions(size):
     torch.manual_seed(0)
-    theirs, blank = v2.RandomErasing(p=1.0), torch.zeros(3, *size)
+    theirs = v2.RandomErasing(p=1.0)
+    blank = torch.zeros(3, *size)
     drawn = [theirs.make_params([blank]) for _ in range(3000)]
     expected = np.array([[0, 0, 0, 0] if one["v"] is None else [one[key] for key in "ihjw"] for one in drawn])
     top, bottom, left, right = random_boxes(torch.zeros(3000, 3, *size), 1.0, Random(0, 0, 0)).numpy()
@@ -101,7 +106,8 @@ def test_erased_boxes_have_the_distribution_of_torchvisions(size):
 
 
 def test_mixup_blends_images_and_labels_with_the_same_share():
-    batch, plain = augment({**make_batch(), "label": make_batch()["label"].to(torch.uint8)}, mixup=0.4), normalized()
+    batch = augment({**make_batch(), "label": make_batch()["label"].to(torch.uint8)}, mixup=0.4)
+    plain = normalized()
     share = batch["label"][1, 1].item()  # of class 1, of which image 1 is, and image 0 not
     assert 0 < share < 1
     assert torch.allclose(batch["image"], share * plain + (1 - share) * plain.roll(1, 0), atol=1e-5)
@@ -111,7 +117,8 @@ def test_mixup_blends_images_and_labels_with_the_same_share():
 
 @pytest.mark.parametrize("key", range(5))
 def test_cutmix_pastes_a_box_and_blends_the_labels_by_its_area(key):
-    batch, plain = augment(key=key, cutmix=1.0), normalized()
+    batch = augment(key=key, cutmix=1.0)
+    plain = normalized()
     pasted = (batch["image"] != plain).any(dim=1).any(dim=0)  # (H, W)
     if pasted.any():
         box = box_around(pasted)
@@ -139,13 +146,16 @@ def test_on_a_gpu_the_batch_is_the_same_and_the_host_does_not_wait():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_trivial_augment_gives_the_pixels_of_torchvisions(channels):
-    source, theirs = pixels(channels, 40, 30), v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)
+    source = pixels(channels, 40, 30)
+    theirs = v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)
     used = set()
     for seed in range(200):
         torch.manual_seed(seed)
         expected = theirs(source)
         torch.manual_seed(seed)  # the same draws again; an operation without a strength leaves the others unused
-        which, strength, sign = torch.randint(14, ()).item(), torch.randint(31, ()).item(), torch.rand(()).item()
+        which = torch.randint(14, ()).item()
+        strength = torch.randint(31, ()).item()
+        sign = torch.rand(()).item()
         used.add(which)
         assert torch.equal(Policy("trivial")(source, [(which + 0.5) / 14, (strength + 0.5) / 31, sign]), expected)
     assert used == set(range(14))
@@ -153,7 +163,9 @@ def test_trivial_augment_gives_the_pixels_of_torchvisions(channels):
 
 @pytest.mark.parametrize("name", ["trivial", "rand"])
 def test_a_policy_draws_no_random_numbers_itself_and_can_be_pickled(name):
-    policy, image, before = Policy(name), pixels(3, 40, 30), torch.get_rng_state()
+    policy = Policy(name)
+    image = pixels(3, 40, 30)
+    before = torch.get_rng_state()
     draws = [0.3] * policy.draws
     assert torch.equal(pickle.loads(pickle.dumps(policy))(image, draws), policy(image, draws))
     assert torch.equal(torch.get_rng_state(), before)

@@ -64,7 +64,8 @@ def test_the_embedded_images_are_balanced_and_small_and_mean_and_std_are_theirs(
 
 @pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
 def test_an_idx_file_is_read_and_one_that_is_truncated_or_of_another_format_refused(tmp_path, suffix, pack):
-    array, path = np.random.default_rng(0).integers(256, size=(3, 4, 5), dtype=np.uint8), tmp_path / f"a{suffix}"
+    array = np.random.default_rng(0).integers(256, size=(3, 4, 5), dtype=np.uint8)
+    path = tmp_path / f"a{suffix}"
     content = pack(idx(array))
     path.write_bytes(content)
     assert np.array_equal(read_idx(path), array)
@@ -84,7 +85,8 @@ def test_missing_files_are_downloaded_once_and_named_without_a_network(
     tmp_path, monkeypatch, any_cifar, kind, files, write, below, pixel
 ):
     monkeypatch.chdir(tmp_path)
-    root, download = tmp_path / "downloads", Mock(side_effect=URLError("no network in tests"))
+    root = tmp_path / "downloads"
+    download = Mock(side_effect=URLError("no network in tests"))
     for module in ("mnist", "cifar"):
         monkeypatch.setattr(f"torchvision.datasets.{module}.download_and_extract_archive", download)
     with pytest.raises(DataError, match="no network in tests") as caught:

@@ -82,7 +82,8 @@ def test_all_that_torchvision_finds_is_read_in_its_order_and_what_is_left_out_is
 def test_evaluation_gives_the_pixels_of_torchvisions_resize_and_center_crop(
     one_image, size, image_size, share, resized, interpolation
 ):
-    image, crops = noisy_image(*size), {"test_crop": share, "interpolation": interpolation}
+    image = noisy_image(*size)
+    crops = {"test_crop": share, "interpolation": interpolation}
     steps = [v2.Resize(resized, v2.InterpolationMode(interpolation)), v2.CenterCrop(image_size)]
     largest, mean = difference(one_image(image, image_size=image_size, **crops)[0]["image"], v2.Compose(steps)(image))
     assert largest <= 2 and mean < 0.1
@@ -192,7 +193,8 @@ def test_a_large_test_image_is_decoded_at_a_reduced_size_and_cropped_at_the_same
 
 
 def test_half_of_the_training_crops_are_mirrored_and_settings_that_are_none_take_their_defaults(one_image):
-    image, given = smooth_image(60, 40), {"image_size": 224, "interpolation": "bilinear", "test_crop": 0.875}
+    image = smooth_image(60, 40)
+    given = {"image_size": 224, "interpolation": "bilinear", "test_crop": 0.875}
     assert torch.equal(*(one_image(image, **crops)[0]["image"] for crops in (dict.fromkeys(given), given)))
     torch.manual_seed(0)
     dataset, unflipped = (one_image(image, True, image_size=16, flip=flip) for flip in (True, False))
@@ -214,7 +216,8 @@ def test_training_crops_have_the_distribution_of_torchvisions(size):
         return np.stack([area, np.log(width / height), (left + width / 2) / size[0], (top + height / 2) / size[1]])
 
     torch.manual_seed(0)
-    image, crop = Image.new("L", size), v2.RandomResizedCrop(8, scale=(0.08, 1))
+    image = Image.new("L", size)
+    crop = v2.RandomResizedCrop(8, scale=(0.08, 1))
     theirs = [crop.make_params([image]) for _ in range(4000)]
     theirs = numbers([[box[key] for key in ("left", "top", "width", "height")] for box in theirs])
     ours = [random_crop(size, 0.08, torch.rand(4 * CROP_ATTEMPTS).tolist()) for _ in range(4000)]

@@ -81,7 +81,8 @@ def test_labels_are_classes_numbers_or_several_classes_by_their_columns(make, la
 
 def test_parts_are_those_of_the_column_and_val_rows_are_the_test_set_if_there_is_no_other(make):
     named = "\n".join([HEADER, *PARTS, "4.jpg,b,4,val", "5.jpg,a,5,test"])
-    train, test = make(named, split="s"), make(named, False, split="s")
+    train = make(named, split="s")
+    test = make(named, False, split="s")
     assert [Path(test.path(0)).name, len(test)] == ["5.jpg", 1] and test.classes == train.classes
     rest, part = split(train, 0)
     assert len(rest) == 4 and part.indices.tolist() == [4] and not part.dataset.train
@@ -168,7 +169,8 @@ def test_no_group_is_on_both_sides_and_classes_keep_their_shares_as_far_as_group
     dataset.labels = np.repeat([0, 1, 2], [600, 60, 1])
     for groups in (None, generator.integers(80, size=661)):
         for stratify in (True, False):
-            dataset.val_groups, dataset.stratify = groups, stratify
+            dataset.val_groups = groups
+            dataset.stratify = stratify
             rest, part = split(dataset, 0.2)
             assert np.array_equal(part.indices, split(dataset, 0.2)[1].indices)
             assert abs(len(part) - 0.2 * 661) < 9 and len(rest) + len(part) == 661
@@ -178,7 +180,9 @@ def test_no_group_is_on_both_sides_and_classes_keep_their_shares_as_far_as_group
                 assert abs(counts[0] - 120) <= 1 and abs(counts[1] - 12) <= 1
             if groups is not None:
                 assert not set(groups[rest.indices]) & set(groups[part.indices])
-    dataset.val_groups, dataset.stratify, dataset.labels = None, True, np.arange(661)
+    dataset.val_groups = None
+    dataset.stratify = True
+    dataset.labels = np.arange(661)
     with pytest.raises(DataError, match="less than half of a group or class"):
         split(dataset, 0.2)
     dataset.labels = np.zeros(661, np.float32)

@@ -46,7 +46,8 @@ def test_a_mixture_reads_whole_batches_part_by_part_with_the_random_numbers_of_e
     with WorkerLoader(mix, 40, sampler=mix.mixture, num_workers=workers, seed=0) as loader:
         (batch,) = loader
     order = mix.mixture.indices(0, np.arange(40))
-    random, parts = Random(0, 0, np.arange(40), order), [build(True) for build in PARTS.values()]
+    random = Random(0, 0, np.arange(40), order)
+    parts = [build(True) for build in PARTS.values()]
     for row, index in enumerate(order.tolist()):
         part, own = (parts[0], index) if index < 30 else (parts[1], index - 30)
         out = {name: torch.zeros((1, *shape), dtype=dtype) for name, (shape, dtype) in part.sample_spec().items()}

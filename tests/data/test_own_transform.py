@@ -79,7 +79,8 @@ def test_a_transform_gets_whole_images_as_tensors_or_arrays(folder):
 def test_after_the_crop_a_transform_gets_samples_as_they_are_without_it(folder):
     for make, options in ((arrays, {}), (folder, {"image_size": 16})):
         for train, key in ((True, "transform"), (False, "test_transform")):
-            plain, after = make(train, **options), make(train, **options, **{key: Seen()}, transform_after="crop")
+            plain = make(train, **options)
+            after = make(train, **options, **{key: Seen()}, transform_after="crop")
             torch.manual_seed(1)
             expected = plain[3]["image"]
             torch.manual_seed(1)

@@ -27,14 +27,17 @@ def test_a_subset_reads_whole_batches_and_arrays_only_if_its_dataset_does_and_ha
     plain = Subset([10, 11, 12], np.array([2, 0]))
     assert [plain[0], plain[1], len(plain)] == [12, 10, 2]
     assert not offers(plain, "read_batch") and not offers(plain, "arrays")
-    some.dataset.ids, some.dataset.names = np.arange(50), list(range(50))
+    some.dataset.ids = np.arange(50)
+    some.dataset.names = list(range(50))
     assert some.ids.tolist() == some.names == [4, 7] and some.classes == ("a", "b", "c")
 
 
 class Offering:
     """A dataset with every optional method and attribute."""
 
-    classes, mean, std = np.array(["a", "b"]), torch.zeros(3), np.ones(3)
+    classes = np.array(["a", "b"])
+    mean = torch.zeros(3)
+    std = np.ones(3)
     labels = pytest.importorskip("pandas").Series(np.arange(6) % 2)
 
     def __len__(self) -> int:

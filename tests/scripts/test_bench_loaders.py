@@ -7,7 +7,8 @@ import pytest
 from tests.later import Later
 from training.config import ConfigError
 
-bench, bench_workloads = Later("scripts.bench_loaders"), Later("scripts.bench_workloads")
+bench = Later("scripts.bench_loaders")
+bench_workloads = Later("scripts.bench_workloads")
 
 FIGURES = {"images_per_second", "ratio_to_torch", "documented", "first_batch_seconds"}
 

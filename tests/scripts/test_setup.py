@@ -38,8 +38,11 @@ class Fork:
     """A copy of the scripts in a folder with a space in its name, and a PATH with a fake python3."""
 
     def __init__(self, folder: Path):
-        self.root, self.bin, self.log = folder / "my fork", folder / "bin", folder / "log"
-        self.venv, self.requirements = self.root / ".venv", self.root / "requirements.txt"
+        self.root = folder / "my fork"
+        self.bin = folder / "bin"
+        self.log = folder / "log"
+        self.venv = self.root / ".venv"
+        self.requirements = self.root / "requirements.txt"
         shutil.copytree(SCRIPTS, self.root / "scripts")
         self.requirements.write_text("torch")
         self.log.touch()

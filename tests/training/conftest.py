@@ -25,8 +25,10 @@ def call(folder: Path, *arguments: str, ends_with: int = 0) -> str:
     Checks its exit code. Returns what it shows on stdout and stderr.
     """
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    code, shown = 0, io.StringIO()
+    handlers = root.handlers[:]
+    level = root.level
+    code = 0
+    shown = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(shown), redirect_stderr(shown):
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["train.py", *arguments])

@@ -26,7 +26,8 @@ class Images:
     classes = ("dark", "light")
 
     def __init__(self, train: bool, length: int = 64, test_length: int = 32, **_: Any) -> None:
-        self.train, self.length = train, length if train else test_length
+        self.train = train
+        self.length = length if train else test_length
 
     def __len__(self) -> int:
         return self.length
@@ -61,7 +62,9 @@ class Faulty(Images):
 class Stream(IterableDataset):
     """A stream of random images, whose labels are their numbers modulo 10."""
 
-    classes, mean, std = tuple(range(10)), (0.5,) * 3, (0.25,) * 3
+    classes = tuple(range(10))
+    mean = (0.5,) * 3
+    std = (0.25,) * 3
 
     def __init__(self, train: bool, length: int = 203, **_: Any) -> None:
         self.length = length if train else 50
@@ -117,7 +120,8 @@ class Alternating(Trainer):
     """Trains two networks in turn, each with its optimizer, as a GAN does: `train_step` as a whole."""
 
     def configure_optimizers(self) -> list[Optimizer]:
-        first, second = self.model.first.parameters(), self.model.second.parameters()
+        first = self.model.first.parameters()
+        second = self.model.second.parameters()
         return [SGD(first, 0.05, momentum=0.9), Adam(second, 0.01)]
 
     def train_step(self, batch: dict[str, Any]) -> None:
@@ -175,7 +179,8 @@ class Worst:
         self.reset()
 
     def reset(self) -> None:
-        self.right, self.all = torch.zeros(10), torch.zeros(10)
+        self.right = torch.zeros(10)
+        self.all = torch.zeros(10)
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
         assert outputs.dtype == torch.float32
@@ -197,7 +202,10 @@ class Pairs:
     """A batch sampler of neighbours, in an order that depends on the seed and the epoch."""
 
     def __init__(self, dataset: Any, seed: int, rank: int, world_size: int) -> None:
-        self.pairs, self.seed, self.epoch, self.mine = len(dataset) // 2, seed, 0, slice(rank, None, world_size)
+        self.pairs = len(dataset) // 2
+        self.seed = seed
+        self.epoch = 0
+        self.mine = slice(rank, None, world_size)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -214,7 +222,8 @@ class Lying:
     """A sampler of `gives` samples that says it has `says`."""
 
     def __init__(self, gives: int, says: int) -> None:
-        self.gives, self.says = gives, says
+        self.gives = gives
+        self.says = says
 
     def __len__(self) -> int:
         return self.says
@@ -235,7 +244,8 @@ class Spy:
     """Remembers how it was called, and has a state."""
 
     def __init__(self) -> None:
-        self.steps, Spy.calls = 0, []
+        self.steps = 0
+        Spy.calls = []
 
     def on_start(self, run: Any) -> None:
         assert run.config.train.batch_size == 32 and run.is_main and run.folder.is_dir()
@@ -277,11 +287,13 @@ class Stop:
     Tests set `Stop.at` and `Stop.how`; programs get them as arguments.
     """
 
-    at, how = 0, ""
+    at = 0
+    how = ""
 
     def __init__(self, at: int | None = None, how: str = "") -> None:
         if at is not None:
-            Stop.at, Stop.how = at, how
+            Stop.at = at
+            Stop.how = how
 
     def on_step(self, run: Any) -> None:
         if run.trainer.step == Stop.at and Stop.how != "evaluation":
@@ -292,7 +304,9 @@ class Stop:
             self._stop()
 
     def _stop(self) -> None:
-        how, Stop.at, Stop.how = Stop.how, 0, ""
+        how = Stop.how
+        Stop.at = 0
+        Stop.how = ""
         if not how.startswith("SIG"):
             raise ZeroDivisionError(how)
         os.kill(os.getpid(), getattr(signal, how))
@@ -302,7 +316,8 @@ class Fails:
     """A callback: one process fails after the second step, with an expected error or with another one."""
 
     def __init__(self, rank: int, expected: bool) -> None:
-        self.rank, self.error = rank, DataError if expected else RuntimeError
+        self.rank = rank
+        self.error = DataError if expected else RuntimeError
 
     def on_step(self, run: Any) -> None:
         if run.trainer.step == 2 and run.processes.rank == self.rank:

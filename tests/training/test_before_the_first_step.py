@@ -81,7 +81,8 @@ def metric(name: str, chosen: str, module: str = __name__) -> list[str]:
     return [f"task.metrics={{m: {{_target_: {module}.{name}}}}}", f"task.metric={chosen}"]
 
 
-NORM, ONE_SAMPLE = own("model", "Normed"), [r"train\.last_batch=drop", r"train\.accumulate"]
+NORM = own("model", "Normed")
+ONE_SAMPLE = [r"train\.last_batch=drop", r"train\.accumulate"]
 LOSSLESS = [f"task.scores={{lossless: {{_target_: {__name__}.mistakes}}}}", "task.metric=lossless"]
 
 
@@ -144,7 +145,8 @@ class Soft(Images):
 
 
 STREAM = f"data._target_={EXTENSIONS}.Stream"
-SYNTHETIC, PAIRS = "data._target_=data.synthetic.Synthetic", f"sampler._target_={EXTENSIONS}.Pairs"
+SYNTHETIC = "data._target_=data.synthetic.Synthetic"
+PAIRS = f"sampler._target_={EXTENSIONS}.Pairs"
 MARGIN = "task.loss={_target_: torch.nn.MultiMarginLoss}"
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 NOT_FITTING = {
@@ -269,7 +271,8 @@ class Noisy(nn.Module):
 
     def __init__(self, num_classes: int, in_channels: int, quiet: bool = False, **_: Any) -> None:
         super().__init__()
-        self.quiet, self.norm = quiet, nn.BatchNorm2d(in_channels)
+        self.quiet = quiet
+        self.norm = nn.BatchNorm2d(in_channels)
         self.layer = nn.Linear(64 * in_channels, num_classes)
         self.register_buffer("calls", torch.zeros(()))
 
@@ -322,7 +325,9 @@ class Ranks:
     world_size = 2
 
     def __init__(self) -> None:
-        self.barrier, self.values, self.local = threading.Barrier(2, timeout=60), [None, None], threading.local()
+        self.barrier = threading.Barrier(2, timeout=60)
+        self.values = [None, None]
+        self.local = threading.local()
 
     def gather(self, value: Any) -> list[Any]:
         self.values[self.local.rank] = value
@@ -352,10 +357,13 @@ class Ranks:
 
 
 def test_processes_with_other_datasets_are_refused_before_the_first_step():
-    one, two = {"image": torch.rand(2, 3, 4)}, {"image": torch.rand(2, 3, 4)}
-    longer, plain = Images(True, length=65), Images(True)
+    one = {"image": torch.rand(2, 3, 4)}
+    two = {"image": torch.rand(2, 3, 4)}
+    longer = Images(True, length=65)
+    plain = Images(True)
     listed = [Images(True), Images(True)]
-    listed[0].labels, listed[1].labels = np.arange(64), np.arange(64)[::-1]
+    listed[0].labels = np.arange(64)
+    listed[1].labels = np.arange(64)[::-1]
     assert "different lengths, [64, 65]: each process" in Ranks().check([plain, longer], [one, one], [one, one])
     assert "as their labels differ" in Ranks().check(listed, [one, one], [one, one])
     assert "the first differ" in Ranks().check([plain, plain], [one, two], [one, two])

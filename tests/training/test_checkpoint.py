@@ -21,7 +21,8 @@ from training.processes import Processes
 
 def checkpoints(folder: Path, keep: int = 2, interval: tuple = (inf, inf)) -> Checkpoints:
     config: Any = SimpleNamespace(keep_checkpoints=keep, checkpoint_interval=lambda: interval)
-    config.process_timeout, config.find_unused_parameters = 60.0, False
+    config.process_timeout = 60.0
+    config.find_unused_parameters = False
     return Checkpoints(folder, config, Processes("cpu", config))
 
 
@@ -96,7 +97,8 @@ def test_a_failed_write_leaves_the_last_good_checkpoint_whole(tmp_path):
 
 
 def test_an_interrupted_run_goes_on_from_its_own_checkpoint_not_from_where_it_began(tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     assert checkpoints(first).find("auto") is None
     checkpoints(first).save(state(4))
     assert checkpoints(first).find(None) is None

@@ -14,7 +14,8 @@ class Odd(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.half = nn.BatchNorm1d(3), nn.Linear(3, 3, dtype=torch.bfloat16)
+        self.norm = nn.BatchNorm1d(3)
+        self.half = nn.Linear(3, 3, dtype=torch.bfloat16)
         self.again = self.half
         self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
         self.register_buffer("center", torch.zeros(3))
@@ -30,7 +31,8 @@ class Odd(nn.Module):
 
 
 def test_weights_and_buffers_get_the_mean_that_torch_gives_them_also_if_a_buffer_is_replaced():
-    model, ema = Odd(), EMA(0.9)
+    model = Odd()
+    ema = EMA(0.9)
     ema.on_start(run := SimpleNamespace(trainer=SimpleNamespace(model=model)))
     expected = AveragedModel(model, use_buffers=True)
     for step in range(4):
@@ -38,7 +40,8 @@ def test_weights_and_buffers_get_the_mean_that_torch_gives_them_also_if_a_buffer
         ema.on_step(run)
         expected.multi_avg_fn = get_ema_multi_avg_fn(min(0.9, (1 + step) / (10 + step)))
         expected.update_parameters(model)
-    ours, torchs = ema.state_dict(), expected.state_dict()
+    ours = ema.state_dict()
+    torchs = expected.state_dict()
     assert ours.keys() == torchs.keys() and ours["n_averaged"] == 4
     newest = {"module.norm.num_batches_tracked": model.norm.num_batches_tracked, "module.mask": model.mask}
     for name, value in (torchs | newest).items():

@@ -46,7 +46,8 @@ def test_a_callback_is_called_at_each_point_and_adds_to_the_log_and_the_summary(
 
 
 def test_a_callback_learns_that_a_run_was_interrupted_and_goes_on_with_its_state(tmp_path):
-    Stop.at, Stop.how = 5, "SIGTERM"
+    Stop.at = 5
+    Stop.how = "SIGTERM"
     with pytest.raises(Stopped):
         train(tmp_path, SPY, STOP)
     assert Spy.calls[-1] == "interrupted"

@@ -9,7 +9,8 @@ from tests.configs import checkpoint
 from tests.training.test_command_line import program
 
 SKIPPED = 77
-NEW_MOUNTS, NEW_PROCESSES = 0x20000, 0x20000000
+NEW_MOUNTS = 0x20000
+NEW_PROCESSES = 0x20000000
 PRIVILEGED = f"""
 import ctypes
 libc = ctypes.CDLL(None)

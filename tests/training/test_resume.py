@@ -77,7 +77,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
 def check_resume(folder: Path, undisturbed: Path, config: str, stops: list[tuple], loaders: list[str]) -> None:
     overrides = [*CONFIGS[config], STOP, "train.checkpoint_every=4"]
     for (step, how), name in zip(stops, loaders, strict=False):
-        Stop.at, Stop.how = step, how
+        Stop.at = step
+        Stop.how = how
         try:
             train(folder, *overrides, *loader(config, name))
         except Stopped:
@@ -87,7 +88,8 @@ def check_resume(folder: Path, undisturbed: Path, config: str, stops: list[tuple
             assert newest >= step - 4, "an error loses few steps"
     Stop.at = 0
     train(folder, *overrides, *loader(config, loaders[len(stops)]))
-    found, wanted = checkpoint(folder), checkpoint(undisturbed)
+    found = checkpoint(folder)
+    wanted = checkpoint(undisturbed)
     assert differences(*({**state, "config": None} for state in (found, wanted))) == []
     assert untimed(folder) == untimed(undisturbed)
     assert checkpoint(folder, "best")["step"] == checkpoint(undisturbed, "best")["step"]
@@ -127,7 +129,8 @@ def test_a_run_that_stops_anywhere_is_resumed_to_the_same_bits(tmp_path_factory,
 def test_max_steps_below_what_was_done_trains_nothing_and_is_named(tmp_path, caplog):
     caplog.set_level("INFO")
     for every in ("step", "epoch"):
-        folder, cycle = tmp_path / every, ["schedule=one_cycle", f"schedule.every={every}"]
+        folder = tmp_path / every
+        cycle = ["schedule=one_cycle", f"schedule.every={every}"]
         train(folder, LINEAR, *cycle)
         train(folder, LINEAR, *cycle, "train.max_steps=5")
         assert checkpoint(folder)["step"] == 16 and "raise train.max_steps=5" in caplog.text
@@ -150,7 +153,8 @@ def test_a_run_goes_on_with_another_batch_size_at_the_end_of_an_epoch(tmp_path, 
 class Files(Images):
     """A folder whose files change between runs."""
 
-    length, moved = 64, False
+    length = 64
+    moved = False
 
     def __init__(self, train: bool, **_: Any) -> None:
         super().__init__(train)

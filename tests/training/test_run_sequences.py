@@ -83,7 +83,9 @@ def newest(folder: Path) -> int:
 
 
 def check_sequence(root: Path, starts: list[Start]) -> None:
-    wanted, folder, earlier = undisturbed(root.parent), root / "0", []
+    wanted = undisturbed(root.parent)
+    folder = root / "0"
+    earlier = []
     for number, start in enumerate(starts):
         saved = newest(folder)
         if start.moves and saved:
@@ -99,7 +101,8 @@ def check_sequence(root: Path, starts: list[Start]) -> None:
             pass
         except DataError as error:
             assert "could not be written" in str(error) and newest(folder) in (0, saved)
-        Stop.at, Stop.how = 0, ""
+        Stop.at = 0
+        Stop.how = ""
         assert newest(folder) == 0 or checkpoint(folder)["step"] == newest(folder), "last.pt can be read"
     train(folder, *BASE, *earlier)
     ours = checkpoint(folder)

@@ -17,7 +17,8 @@ class Listed(Worst):
 
     def __init__(self, values: list[object], higher_is_better: bool | None = None) -> None:
         super().__init__()
-        self.values, self.higher_is_better = iter(float(value) for value in values), higher_is_better
+        self.values = iter(float(value) for value in values)
+        self.higher_is_better = higher_is_better
 
     def compute(self) -> float:
         return next(self.values) if self.all.sum() == 64 else 0.0  # else it is the check before the first step

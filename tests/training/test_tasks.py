@@ -83,7 +83,8 @@ def test_a_label_out_of_range_is_named_in_every_batch_on_the_cpu():
 
 
 def test_with_many_classes_the_best_five_are_scored_too():
-    many, logits = SimpleNamespace(classes=[str(number) for number in range(20)]), torch.arange(20.0).repeat(2, 1)
+    many = SimpleNamespace(classes=[str(number) for number in range(20)])
+    logits = torch.arange(20.0).repeat(2, 1)
     assert values(Classification(many).scores(logits, torch.tensor([15, 14]))) == {"accuracy": [0, 0], "top5": [1, 0]}
 
 
@@ -100,7 +101,8 @@ def test_multilabel_scores_each_samples_own_classes():
 def test_regression_takes_outputs_and_labels_with_and_without_a_dimension_of_their_own(numbers):
     task = Regression(THREE)
     for shape in ((2,), (2, 1), (2, 1, 1)):
-        outputs, labels = torch.tensor([1.0, 2.0]).view(numbers), torch.tensor([2, 2], dtype=torch.float64).view(shape)
+        outputs = torch.tensor([1.0, 2.0]).view(numbers)
+        labels = torch.tensor([2, 2], dtype=torch.float64).view(shape)
         for own in (task, Regression(THREE, loss=torch.nn.MSELoss(), extra_scores={"error": torch.sub})):
             assert own.loss(outputs, labels) == 0.5, "a loss of one's own is not broadcast to (B, B) either"
         assert own.all_scores(outputs, labels)["error"].flatten().tolist() == [-1, 0]
@@ -108,7 +110,8 @@ def test_regression_takes_outputs_and_labels_with_and_without_a_dimension_of_the
 
 
 def test_shapes_that_would_be_broadcast_are_refused_for_each_task():
-    logits, image = torch.zeros(4, 3), torch.zeros(4, 1, 5, 5)
+    logits = torch.zeros(4, 3)
+    image = torch.zeros(4, 1, 5, 5)
     refused = [
         (Classification, torch.zeros(4, 1), LABELS.new_zeros(4)),
         (Classification, torch.zeros(4, 3, 5), LABELS.new_zeros(4)),
@@ -156,7 +159,9 @@ def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
 
 
 def test_a_batch_is_cut_into_parts_by_its_samples_also_where_a_field_is_a_list():
-    left, right, names = torch.arange(4), torch.arange(4) * 10, ["a", "b", "c", "d"]
+    left = torch.arange(4)
+    right = torch.arange(4) * 10
+    names = ["a", "b", "c", "d"]
     batch = {"image": [left, right], "names": names, "label": (left, right)}
     task = Classification(THREE, inputs="left")
     assert task.count({"left": left, "label": [left, right]}) == 4

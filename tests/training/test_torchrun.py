@@ -41,7 +41,8 @@ class Run:
         self, python: PythonServer, folder: Path, *overrides: str, processes: int = 2, restarts: int = 0, id: str = "1"
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.out, self.text = folder / "out", ""
+        self.out = folder / "out"
+        self.text = ""
         given = {text.partition("=")[0]: text for text in (*SETTINGS, f"hydra.run.dir={self.out}", *overrides)}
         command = [CONF.parent / "train.py", *(text for text in given.values() if text != "hydra.run.dir=")]
         torchrun = ["-c", TORCHRUN, restarts, id] if processes == 2 else []

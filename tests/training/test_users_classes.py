@@ -25,7 +25,12 @@ from tests.configs import checkpoint, steps, train
 from tests.forks import ROOT
 from training.tasks import Task
 
-TRAINED, TESTED, SIZE, EPOCHS, LR, DECAY = 20, 10, 4, 2, 0.05, 0.1
+TRAINED = 20
+TESTED = 10
+SIZE = 4
+EPOCHS = 2
+LR = 0.05
+DECAY = 0.1
 COMMON = [
     *(f"train.batch_size={SIZE}", f"train.epochs={EPOCHS}", "train.log_interval=5", "schedule=constant"),
     *(f"optim.lr={LR}", "optim.momentum=0", "optim.nesterov=false", f"optim.weight_decay={DECAY}"),
@@ -63,7 +68,9 @@ class Pictures:
 class Arrays(Pictures):
     """Samples are dicts; attributes are arrays, tensors and numpy's strings."""
 
-    classes, mean, std = np.array(["a", "b", "c"]), torch.full((3, 1, 1), 0.4), np.full(3, 0.3)
+    classes = np.array(["a", "b", "c"])
+    mean = torch.full((3, 1, 1), 0.4)
+    std = np.full(3, 0.3)
 
     def __init__(self, train: bool, **_: Any) -> None:
         super().__init__(train)
@@ -76,7 +83,8 @@ class Arrays(Pictures):
 class Grey(Pictures):
     """One channel, labels (1,), and samples that are lists."""
 
-    mean, std = np.float64(0.5), torch.tensor([0.25])
+    mean = np.float64(0.5)
+    std = torch.tensor([0.25])
 
     def __getitem__(self, index: int) -> Any:
         return [self.image(index)[..., :1], np.array([index % 3], np.uint8)]
@@ -184,7 +192,8 @@ class Joined(nn.Module):
 
     def __init__(self, num_classes: int, shape: str = "") -> None:
         super().__init__()
-        self.layer, self.shape = nn.Linear(6, num_classes), shape
+        self.layer = nn.Linear(6, num_classes)
+        self.shape = shape
 
     def forward(self, left: Tensor, right: Tensor) -> Any:
         outputs = self.layer(torch.cat([left, right], 1))
@@ -196,7 +205,8 @@ class Joined(nn.Module):
 class Bag(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.words, self.head = nn.Embedding(3, 4), nn.Linear(4, num_classes)
+        self.words = nn.Embedding(3, 4)
+        self.head = nn.Linear(4, num_classes)
 
     def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
         kept = torch.arange(words.shape[1]) < lengths[:, None]
@@ -398,7 +408,8 @@ class Plain:
     """The oracle: the loop as it is written without this repository."""
 
     def __init__(self, case: Case, outputs: int, kept: Any) -> None:
-        self.case, self.kept = case, kept
+        self.case = case
+        self.kept = kept
         first = self.batch(case.dataset(True), kept[:1])[0][0]
         options = {"in_channels": first.shape[1]} if first.ndim == 4 and case.network is not Lazy else {}
         torch.manual_seed(0)
@@ -409,7 +420,8 @@ class Plain:
         biases = [one for one in self.network.parameters() if one.ndim == 1]
         groups = [{"params": weights, "weight_decay": DECAY}, {"params": biases}]
         optimizer = torch.optim.SGD(groups, lr=LR)
-        self.losses, self.scores = [], []
+        self.losses = []
+        self.scores = []
         for _ in range(EPOCHS):
             for start in range(0, len(kept) // SIZE * SIZE, SIZE):
                 inputs, labels = self.batch(case.dataset(True), kept[start : start + SIZE])

@@ -38,7 +38,8 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_state_dict_is_loaded_however_programs_save_it(tmp_path, form):
-    theirs, ours = network(seed=1), network()
+    theirs = network(seed=1)
+    ours = network()
     torch.save(FORMS[form](theirs.state_dict()), tmp_path / "weights.pt")
     begin_from(str(tmp_path / "weights.pt"), ours, HERE)
     assert differences(ours.state_dict(), theirs.state_dict()) == []
@@ -56,14 +57,17 @@ def test_safetensors_and_files_of_old_versions_of_torch_are_read(tmp_path):
 
 
 def test_names_that_the_network_has_keep_their_prefix(tmp_path):
-    theirs, ours = nn.ModuleDict({"model": network(seed=1)}), nn.ModuleDict({"model": network()})
+    theirs = nn.ModuleDict({"model": network(seed=1)})
+    ours = nn.ModuleDict({"model": network()})
     torch.save({f"module.{name}": weight for name, weight in theirs.state_dict().items()}, tmp_path / "w.pt")
     begin_from(str(tmp_path / "w.pt"), ours, HERE)
     assert differences(ours.state_dict(), theirs.state_dict()) == []
 
 
 def test_a_layer_of_another_size_stays_new_as_a_whole_and_is_named(tmp_path, caplog):
-    theirs, ours, untouched = network(seed=1), network(), network()
+    theirs = network(seed=1)
+    ours = network()
+    untouched = network()
     weights = theirs.state_dict()
     weights["3.weight"] = torch.zeros(3, 99)  # its bias has the same size
     weights["head.bias"] = torch.zeros(2)

@@ -59,7 +59,8 @@ def test_every_row_is_measured_and_compared_with_the_limit(tmp_path, capsys, dev
             str(tmp_path / "rows.png"),
         ]
     )
-    result, table = json.loads(path.read_text()), capsys.readouterr().out
+    result = json.loads(path.read_text())
+    table = capsys.readouterr().out
     assert (result["model"], result["batch_size"], result["num_workers"]) == ("tiny", 8, 1)
     timm = ["timm"] if find_spec("timm") else []
     loaders = ["limit", "ready", "torch", "predata", *timm, "workers", "prefetch"]

@@ -39,7 +39,8 @@ class Table:
         return len(self.left)
 
     def __getitem__(self, index):
-        left, right = self.left[index], self.right[index]
+        left = self.left[index]
+        right = self.right[index]
         return {"left": left, "right": right, "y": left.sum() - right.sum()}
 
 
@@ -48,7 +49,8 @@ class MLP(nn.Module):
 
     def __init__(self, unlike=False, **_):
         super().__init__()
-        self.layers, self.unlike = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)), unlike
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.unlike = unlike
 
     def forward(self, left, right):
         return self.layers(torch.cat([left, right], 1)) + (self.unlike and torch.compiler.is_exporting())
@@ -57,7 +59,9 @@ class MLP(nn.Module):
 class Crops:
     """Two crops of each file, of four classes; training samples are noise. Its attributes are arrays and tensors."""
 
-    classes, mean, std = np.array(["a", "b", "c", "d"]), torch.full((3, 1, 1), 0.5), np.full(3, 0.25)
+    classes = np.array(["a", "b", "c", "d"])
+    mean = torch.full((3, 1, 1), 0.5)
+    std = np.full(3, 0.25)
     labels = torch.arange(40) % 4
 
     def __init__(self, train, **_):
@@ -67,7 +71,8 @@ class Crops:
         return 40
 
     def __getitem__(self, index):
-        label, image = self.labels[index], torch.zeros(8, 8, 3, dtype=torch.uint8)
+        label = self.labels[index]
+        image = torch.zeros(8, 8, 3, dtype=torch.uint8)
         image[2 * label : 2 * label + 2] = 200 + index
         return torch.randint(256, (8, 8, 3), dtype=torch.uint8) if self.train else image, label
 
@@ -158,7 +163,8 @@ def test_other_data_can_be_evaluated_by_single_keys_or_by_another_dataset(traine
 def test_training_images_are_evaluated_without_augmentation(tmp_path):
     augmented = ["data=fashion_mini", "data.pad=2", "data.flip=true", "model=linear", "train.max_steps=1"]
     run(composed(*augmented, "callbacks/standard=[best]", "loader=torch", "loader.num_workers=0"), tmp_path)
-    dataset, plain = FinishedRun(tmp_path).dataset("train"), FashionMini(train=True, pad=0, flip=False)
+    dataset = FinishedRun(tmp_path).dataset("train")
+    plain = FashionMini(train=True, pad=0, flip=False)
     assert all(torch.equal(dataset[index]["image"], plain[index]["image"]) for index in range(50))
 
 
@@ -269,7 +275,8 @@ def test_a_table_has_scores_alone_and_a_column_of_numbers(table, tmp_path):
     assert {"mae", "mse"} < evaluate.main([str(table), "--out", str(tmp_path / "out")]).keys()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["evaluation.json"]
     network = FinishedRun(table)
-    found, data = predicted(table, tmp_path / "p"), network.data.test
+    found = predicted(table, tmp_path / "p")
+    data = network.data.test
     expected = network.trainer.model(torch.from_numpy(data.left), torch.from_numpy(data.right))[:, 0].tolist()
     assert [float(row["value"]) for row in found] == pytest.approx(expected, abs=1e-5)
     with pytest.raises(ConfigError, match="needs left, right: files give one image"):
@@ -281,9 +288,11 @@ def test_new_images_are_prepared_where_the_test_set_was_split_off_the_training_s
     images = write_images(tmp_path / "images", count=4)
     part = {"table": str(write_table(images)), "image_size": 8, "cache": "ram", "cache_dir": str(tmp_path / "cache")}
     part["test_transform"] = {"_target_": f"{HERE}.dark"}
-    prefix, choice = "data", ["data=image_table"]
+    prefix = "data"
+    choice = ["data=image_table"]
     if is_mixture:
-        prefix, choice = "data.parts.one", ["data=mix", "+data@data.parts.one=image_table"]
+        prefix = "data.parts.one"
+        choice = ["data=mix", "+data@data.parts.one=image_table"]
     config = composed(*choice, "model=linear", "data.val_fraction=0.25", "train.epochs=1", "train.batch_size=4")
     for key, value in part.items():
         OmegaConf.update(config, f"{prefix}.{key}", value)
@@ -307,7 +316,8 @@ def test_the_exported_program_in_the_readme_runs_without_the_repository(trained,
     code += "\nimport sys; assert 'training' not in sys.modules"
     assert float(python.run("-c", code, cwd=tmp_path, env={}, timeout=bound, check=True).stdout) < 1e-5
     assert all(part in readme for part in ("[0.5, 0.5, 0.5]", "[0.2, 0.2, 0.2]", "`image`: float32", "class 5"))
-    program, network = torch.export.load(path).module(), FinishedRun(trained)
+    program = torch.export.load(path).module()
+    network = FinishedRun(trained)
     for size in (1, 3, 40):
         images = torch.randn(size, 3, 8, 8)
         assert torch.allclose(program(images), network.outputs({"image": images}), atol=1e-5)

@@ -12,7 +12,8 @@ from tests.later import Later
 from train import run
 from training.config import ConfigError
 
-wandb, mlflow = Later("wandb"), Later("mlflow.tracking")
+wandb = Later("wandb")
+mlflow = Later("mlflow.tracking")
 events = Later("tensorboard.backend.event_processing.event_accumulator")
 HERE = __name__.rpartition(".")[2]
 RECORDER = f"+callbacks.recorder={{_target_: {HERE}.Recorder, fails_at: %s}}"
@@ -27,7 +28,8 @@ class Recorder(Logger):
 
     def __init__(self, fails_at: str) -> None:
         super().__init__(fails_at=fails_at)
-        Recorder.made, self.calls = self, []
+        Recorder.made = self
+        self.calls = []
 
     def _note(self, name, *values):
         self.calls.append((name, *values))
@@ -48,7 +50,8 @@ class Recorder(Logger):
 def test_a_logger_gets_the_lines_of_metrics_jsonl_and_the_summary_and_a_job_of_a_sweep_continues_its_own(tmp_path):
     (tmp_path / "multirun.yaml").touch()
     summary = train(tmp_path / "1", RECORDER % "nothing", *ONE_EPOCH)
-    (start, *lines, finish), recorder = Recorder.made.calls, Recorder.made
+    start, *lines, finish = Recorder.made.calls
+    recorder = Recorder.made
     assert start == ("start", 0, None) and finish[1]["test_accuracy"] == summary["test_accuracy"]
     steps = [step for _, step, _ in lines]
     assert steps == sorted(steps) and "loss" in lines[0][2] and "step" not in lines[0][2]

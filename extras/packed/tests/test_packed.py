@@ -50,7 +50,8 @@ def test_a_pack_of_files_gives_the_batches_of_the_folder(tmp_path):
 
 @pytest.mark.parametrize(("options", "of_all", "levels"), [([], torch.max, 1), (["--format", "jpeg"], torch.mean, 6)])
 def test_a_packs_images_are_the_files_resized_once_and_not_enlarged(tmp_path, options, of_all, levels):
-    generator, images = np.random.default_rng(0), write_images(tmp_path / "images", ("cat",), count=0)
+    generator = np.random.default_rng(0)
+    images = write_images(tmp_path / "images", ("cat",), count=0)
     for number, size in enumerate([(60, 40), (30, 90), (20, 20), (41, 300)]):
         noise = Image.fromarray(generator.integers(256, size=(8, 8, 3), dtype=np.uint8)).resize(size)
         for split in ("train", "val"):
@@ -90,7 +91,8 @@ def test_an_image_that_was_changed_is_named_when_it_is_read_or_verified(tmp_path
     assert "the checksums of all 8 images are correct" in capsys.readouterr().out
     shard = folder / "train-00000.bin"
     flip_a_byte(shard)
-    packed, verify = Packed(True, folder), ["--verify", str(folder)]
+    packed = Packed(True, folder)
+    verify = ["--verify", str(folder)]
     for read in (lambda: packed[1], lambda: read_batch(packed, 3), lambda: pack_images.main(verify)):
         with pytest.raises(DataError, match=re.escape(f"{shard} is damaged (the checksum of cat/1.jpg is wrong)")):
             read()
@@ -117,7 +119,8 @@ def content(folder):
 
 def interrupt(images, folder, stop_at, monkeypatch):
     """Packs, and interrupts it at the image that is read as number `stop_at`."""
-    original, reads = pack_images.StoredImages.__getitem__, count(1)
+    original = pack_images.StoredImages.__getitem__
+    reads = count(1)
 
     def interrupted(self, index):
         if next(reads) == 24 + stop_at:  # all 24 were read to estimate the size of the pack
@@ -145,7 +148,8 @@ def test_shards_are_filled_up_to_their_size_and_have_the_images_in_order(images,
 
 @pytest.mark.parametrize("stop_at", [1, 4, 20, 22])
 def test_after_an_interruption_the_same_command_completes_the_same_pack(images, tmp_path, monkeypatch, stop_at):
-    whole, folder = pack(images, tmp_path / "whole"), tmp_path / "pack"
+    whole = pack(images, tmp_path / "whole")
+    folder = tmp_path / "pack"
     interrupt(images, folder, stop_at, monkeypatch)
     with pytest.raises(DataError, match="unfinished pack"):
         Packed(True, folder)

@@ -10,8 +10,10 @@ import torch
 from extras.pretrained.pretrained import Preprocessing
 from tests.later import Later
 
-timm, torchvision = Later("timm"), Later("torchvision")
-of_timm, of_torchvision = Later("extras.pretrained.from_timm"), Later("extras.pretrained.from_torchvision")
+timm = Later("timm")
+torchvision = Later("torchvision")
+of_timm = Later("extras.pretrained.from_timm")
+of_torchvision = Later("extras.pretrained.from_torchvision")
 pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -47,7 +49,8 @@ def test_every_kind_of_network_gives_one_logit_per_class_in_training(name, size,
 def test_weights_are_loaded_but_for_the_last_layer_and_tell_how_images_are_prepared(tmp_path):
     saved = timm.create_model("test_resnet", pretrained_cfg_overlay={"mean": (0.1, 0.2, 0.3), "crop_pct": 0.9})
     timm.models.save_for_hf(saved, tmp_path)
-    name, weights = f"local-dir:{tmp_path}", saved.state_dict()
+    name = f"local-dir:{tmp_path}"
+    weights = saved.state_dict()
     weights["conv1.0.weight"] = weights["conv1.0.weight"].sum(1, keepdim=True)
     for key, tensor in build(name, True, in_channels=1).state_dict().items():
         assert len(tensor) == 7 if key.startswith("fc.") else torch.allclose(tensor, weights[key], atol=1e-6), key

@@ -34,7 +34,8 @@ def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, pyt
 
 def add_job(folder: Path, number: int, overrides: str, outcome=None) -> None:
     """A job: done with a speed or a summary (bytes: its file), failed with an error, unfinished with neither."""
-    job, error = folder / f"job {number}", outcome if isinstance(outcome, str) else ""
+    job = folder / f"job {number}"
+    error = outcome if isinstance(outcome, str) else ""
     status = "failed" if error else "unfinished" if outcome is None else "done"
     job.mkdir(parents=True, exist_ok=True)
     if isinstance(outcome, bytes):

@@ -77,7 +77,8 @@ def test_batches_are_those_from_disk_whatever_requests_fail_and_workers_die(serv
 
 def test_a_stream_reads_each_byte_once_whatever_requests_fail_and_workers_die(server, folder, monkeypatch):
     monkeypatch.setattr(tar_index, "BLOCK", 1 << 13)
-    keys, options = {"classes": ["cat", "dog"], "image_size": 16}, {"shuffle": False, "streams": 2}
+    keys = {"classes": ["cat", "dog"], "image_size": 16}
+    options = {"shuffle": False, "streams": 2}
     remote = WebDatasetStream(True, f"{server.url}/{NAMES}", **keys)
     expected = read_batches(WebDatasetStream(True, f"{folder}/train-*.tar", **keys), num_workers=1, **options)
     assert read_batches(remote, **options) == expected
@@ -141,7 +142,8 @@ assert began.wait(60)
 
 
 def test_the_files_of_the_next_batch_are_requested_before_this_one_is_complete(server, bound):
-    seen, both = set(), threading.Barrier(2, timeout=bound)
+    seen = set()
+    both = threading.Barrier(2, timeout=bound)
     dataset = WebDataset(True, f"{server.url}/{NAMES}", image_size=16, attempts=1)
 
     def hold(request):
@@ -175,7 +177,8 @@ def test_an_index_is_in_the_cache_or_beside_the_shard_or_is_made(server, folder,
 
 
 def test_what_fails_or_has_changed_is_an_error_and_never_another_image(server, folder):
-    dataset, tar = WebDataset(True, f"{server.url}/{NAMES}", image_size=16, attempts=2), folder / "train-01.tar"
+    dataset = WebDataset(True, f"{server.url}/{NAMES}", image_size=16, attempts=2)
+    tar = folder / "train-01.tar"
     tar.write_bytes(tar.read_bytes().replace(b"\xff\xd8", b"\xff\xd9"))
     in_another_process(dataset.encoded, 5)
     with pytest.raises(DataError, match=rf"{server.url}/train-01.tar, bytes [\d,]+ to .*has changed since its index"):

@@ -70,7 +70,8 @@ def test_a_tar_has_the_samples_that_webdataset_reads_and_what_is_left_out_is_sai
     files = {"./0.jpg": jpeg, "./0.cls": b"\xef\xbb\xbfdog", "d.e/2.seg.png": jpeg, "d.e/2.json": b'{"label": "cat"}'}
     files |= {"d.e/2.tif": jpeg, "._A0.JPG": jpeg, "A0.JPG": jpeg, "._A0.CLS": b"dog", "A0.CLS": b"dog"}
     files |= {"0001.v2.jpg": jpeg, "0001.v2.cls": b"dog", ".ipynb_checkpoints/A0.jpg": jpeg, "a.jpg": None}
-    shard, keys = str(write_tar(tmp_path / "a.tar", files)), {"classes": ["cat", "dog"], "image_size": 8}
+    shard = str(write_tar(tmp_path / "a.tar", files))
+    keys = {"classes": ["cat", "dog"], "image_size": 8}
     for _ in range(2):  # also by the index that is kept
         dataset = WebDataset(True, shard, **keys)
         assert [dataset.path(row)[len(shard) :] for row in range(3)] == ["/./0.jpg", "/d.e/2.tif", "/A0.JPG"]
@@ -82,7 +83,8 @@ def test_a_tar_has_the_samples_that_webdataset_reads_and_what_is_left_out_is_sai
 
 
 def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, jpeg, monkeypatch):
-    shard, index = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"}), tmp_path / ".a.tar.index.npz"
+    shard = write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "0.cls": b"cat"})
+    index = tmp_path / ".a.tar.index.npz"
     expected = WebDataset(True, str(shard))[0]["image"]
     with monkeypatch.context() as patch:
         patch.setattr(tar_index, "scan", None)

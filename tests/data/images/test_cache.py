@@ -128,7 +128,8 @@ def test_batches_are_the_same_in_every_epoch_with_every_kind_of_worker(make, unc
 
 
 def test_processes_that_start_apart_share_one_cache_while_one_has_it(make):
-    first, second = make(True), make(True)
+    first = make(True)
+    second = make(True)
     everything(first)
     assert stored(second) == stored(pickle.loads(pickle.dumps(first))) == [*range(COUNT)]
 
@@ -173,7 +174,8 @@ def test_what_does_not_fit_is_read_from_its_file_which_is_said_once(make, uncach
 
 def test_a_full_disk_is_said_once_and_images_are_right(make, uncached, caplog, monkeypatch):
     dataset = make(True)
-    pwrite, calls = os.pwrite, []
+    pwrite = os.pwrite
+    calls = []
 
     def full(fd, data, offset):
         if len(data) > 1000:
@@ -225,9 +227,11 @@ def test_pixels_that_were_damaged_in_the_cache_are_not_used(make, images):
 
 
 def test_writers_that_are_killed_at_any_time_leave_no_wrong_image(make, uncached):
-    dataset, expected = make(True), everything(uncached)
+    dataset = make(True)
+    expected = everything(uncached)
     for round in range(6):
-        pids, end = [], os.pipe()
+        pids = []
+        end = os.pipe()
         for seed in range(3):
             pids.append(os.fork())
             if pids[-1] == 0:

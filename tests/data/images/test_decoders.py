@@ -55,9 +55,11 @@ def test_a_decoder_reads_a_box_with_the_pixels_of_the_whole_image(name):
         decoders.DECODERS[name][1]()
     except Exception as error:
         pytest.skip(f"{name} cannot be imported: {error}")
-    generator, read = np.random.default_rng(0), dict.fromkeys(KINDS, 0)
+    generator = np.random.default_rng(0)
+    read = dict.fromkeys(KINDS, 0)
     for kind, number in product(KINDS, range(16)):
-        stored, orientation = tuple(generator.integers(1, 120, size=2).tolist()), 1 + number % 8
+        stored = tuple(generator.integers(1, 120, size=2).tolist())
+        orientation = 1 + number % 8
         data = jpeg(generator, kind, stored, orientation)
         whole = decode(data, decoding.whole)
         for most in (20, 20, *[120] * 4):
@@ -88,7 +90,8 @@ def test_batches_depend_neither_on_the_decoder_nor_on_where_it_runs(tmp_path, tr
 
 def test_nvimgcodec_leaves_unusual_files_and_narrow_boxes_to_the_next_decoder():
     data, cmyk = (jpeg(np.random.default_rng(5), kind, (90, 70)) for kind in ("4:2:0 baseline", "cmyk"))
-    frame, xmp = data.index(b"\xff\xc0"), b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>"
+    frame = data.index(b"\xff\xc0")
+    xmp = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>"
     unusual = {
         "cut short": data[:-2],
         "cut in the header": data[:30],
