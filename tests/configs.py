@@ -29,7 +29,7 @@ STOP = f"+callbacks.stop._target_={EXTENSIONS}.Stop"
 
 
 def composed(*overrides: str) -> DictConfig:
-    """The config that train.py has with these overrides. Only choices of groups and new keys are left to Hydra."""
+    """The config that train.py has with these overrides. Hydra gets only choices of groups and new keys."""
     for_hydra = [text for text in overrides if text[0] in "+~" or (CONF / text.partition("=")[0]).is_dir()]
     values = [text for text in overrides if text not in for_hydra]
     return OmegaConf.merge(composed_by_hydra(*for_hydra), OmegaConf.from_dotlist(values))
@@ -37,7 +37,7 @@ def composed(*overrides: str) -> DictConfig:
 
 @cache
 def composed_by_hydra(*overrides: str) -> DictConfig:
-    """It takes as long as a small run."""
+    """Cached: composing a config takes as long as a small run."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=list(overrides))
 
@@ -48,11 +48,11 @@ def stop(at: int, how: str = "SIGTERM") -> list[str]:
 
 def train(folder: Path, *overrides: str) -> dict[str, Any]:
     """Trains with SMALL and the overrides, and returns the summary."""
-    given = {text.partition("=")[0]: text for text in (*SMALL, *overrides)}
+    last_of_each_key = {text.partition("=")[0]: text for text in (*SMALL, *overrides)}
     try:
-        return script.run(composed(*given.values()), folder)
+        return script.run(composed(*last_of_each_key.values()), folder)
     finally:
-        gc.freeze()  # which a run ends: else the next one's collection would take four times as long as all of it
+        gc.freeze()  # the run has unfrozen all objects, and the next run would collect them for longer than it trains
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def steps(folder: Path) -> list[dict[str, Any]]:
-    """Those of training, not of evaluations."""
+    """The lines of training steps, without those of evaluations."""
     return [line for line in metrics(folder) if "lr" in line]
 
 
@@ -76,11 +76,14 @@ def checkpoint(folder: Path, name: str = "last") -> dict[str, Any]:
 
 
 def differences(one: Any, other: Any, where: str = "") -> list[str]:
-    """The places at which two checkpoints differ, in a bit."""
+    """Returns the places at which two checkpoints differ, if only by a bit."""
     if isinstance(one, dict) and isinstance(other, dict):
         keys = sorted(one.keys() | other.keys(), key=str)
         return [text for key in keys for text in differences(one.get(key), other.get(key), f"{where}.{key}")]
     if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
         return [text for pair in zip(one, other, strict=True) for text in differences(*pair, f"{where}[]")]
-    tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-    return [] if (torch.equal(one, other) if tensors else type(one) is type(other) and one == other) else [where]
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        is_equal = torch.equal(one, other)
+    else:
+        is_equal = type(one) is type(other) and one == other
+    return [] if is_equal else [where]

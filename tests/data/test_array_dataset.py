@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from data.array_dataset import ArrayDataset
-from tests.data.reading import Given, read_batch
+from tests.data.reading import Given, assert_equal_batches, read_batch
 
 IMAGES = np.arange(2 * 5 * 4 * 3, dtype=np.uint8).reshape(2, 5, 4, 3)  # all values differ
 LABELS = np.array([1, 0], dtype=np.uint8)
@@ -50,6 +50,6 @@ def test_augment_batch_gives_the_samples_of_read_batch(augmentation, device):
     out = read_batch(dataset, indices, random)
     rows = {name: field.to(device) for name, field in gathered(dataset, indices).items()}
     batch = dataset.augment_batch(rows, random)
-    assert batch.keys() == out.keys() and all(torch.equal(batch[name].cpu(), out[name]) for name in out)
+    assert_equal_batches({name: field.cpu() for name, field in batch.items()}, out)
     for each in (dataset, make(train=False, **augmentation)):
         assert np.array_equal(each.augment_batch(gathered(each, [1, 0]), None)["image"], IMAGES[[1, 0]])

@@ -76,7 +76,8 @@ def test_the_test_set_is_that_of_one_part_and_labels_of_other_classes_are_transl
 
 def test_each_part_is_split_by_itself_and_the_rest_is_still_a_mixture(tmp_path):
     rest, part = split(mixed(True, PARTS, {"a": 1, "b": 3}), 0.2)
-    assert rest.mixture == Mixture((24, 8), (1, 3)) and len(part) == 8 and part[0]["image"].unique().numel() == 1
+    assert rest.mixture == Mixture((24, 8), (1, 3))
+    assert len(part) == 8 and part[0]["image"].unique().numel() == 1
     table = partial(ImageTable, table=write_table(write_images(tmp_path, count=4)), split="split", image_size=8)
     parts = {"folder": partial(ImageFolder, root=tmp_path, image_size=8), "table": table}
     rest, part = split(mixed(True, parts), 0)

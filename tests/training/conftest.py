@@ -43,8 +43,9 @@ def call(folder: Path, *arguments: str, ends_with: int = 0) -> str:
             code = 1
             traceback.print_exc()  # as the interpreter does
         finally:
-            for handler in [one for one in root.handlers if one not in handlers]:
-                handler.close()
+            for handler in root.handlers:
+                if handler not in handlers:
+                    handler.close()
             root.handlers[:] = handlers
             root.setLevel(level)
             for name in list(root.manager.loggerDict):  # hydra/job_logging=disabled disables them all
@@ -71,5 +72,10 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def error() -> Callable[..., Any]:
-    """Checks that the block raises an error that is shown as a sentence, and that it has all patterns."""
-    return lambda *patterns: pytest.raises(EXPECTED, match="(?s)" + "".join(f"(?=.*?(?:{one}))" for one in patterns))
+    """Checks that the block raises an error that is shown as a sentence, and that the sentence has all patterns."""
+
+    def raises(*patterns: str) -> Any:
+        lookaheads = [f"(?=.*?(?:{pattern}))" for pattern in patterns]
+        return pytest.raises(EXPECTED, match="(?s)" + "".join(lookaheads))
+
+    return raises

@@ -37,7 +37,7 @@ class Images:
 
 
 class Faulty(Images):
-    """`fault` is what is peculiar in the samples."""
+    """`fault` names what is wrong or unusual in the samples."""
 
     def __init__(self, train: bool, fault: str, **options: Any) -> None:
         super().__init__(train, **options)
@@ -166,8 +166,9 @@ class Signs(Optimizer):
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             group["taken"] += 1
-            for weight in (one for one in group["params"] if one.grad is not None):
-                weight.sub_(weight.grad.sign(), alpha=group["lr"] / group["taken"])
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.sub_(weight.grad.sign(), alpha=group["lr"] / group["taken"])
 
 
 class Worst:
@@ -192,7 +193,7 @@ class Worst:
 
 
 class Several(Worst):
-    """Returns several numbers, and what is no number, as torchmetrics' MeanAveragePrecision does."""
+    """Returns several numbers, a tensor and a text, as torchmetrics' MeanAveragePrecision does."""
 
     def compute(self) -> dict[str, Any]:
         return {"worst": super().compute(), "map": np.float64(0.5), "classes": torch.arange(10), "name": "mine"}
@@ -241,7 +242,7 @@ def lying(gives: int, says: int, kind: str = "Lying") -> list[str]:
 
 
 class Spy:
-    """Remembers how it was called, and has a state."""
+    """Records its calls, and has a state."""
 
     def __init__(self) -> None:
         self.steps = 0

@@ -87,7 +87,7 @@ LOSSLESS = [f"task.scores={{lossless: {{_target_: {__name__}.mistakes}}}}", "tas
 
 
 class Labelled(Images):
-    """Offers its labels, of which the last is wrong."""
+    """Offers its labels. Label 37 is wrong."""
 
     @property
     def labels(self) -> np.ndarray:
@@ -95,7 +95,7 @@ class Labelled(Images):
 
 
 class Late(Images):
-    """A wrong label after the first samples."""
+    """Sample 37 has a wrong label; the first samples are right."""
 
     def __getitem__(self, index: int) -> Any:
         image, label = super().__getitem__(index)
@@ -114,7 +114,7 @@ class Unlabelled(Images):
 
 
 class Formed(Images):
-    """Images of another form."""
+    """`form` is what is unusual about the images."""
 
     forms = {  # noqa: RUF012
         "no channel": lambda image: image[..., 0],
@@ -137,7 +137,7 @@ def lazy(num_classes: int, **_: Any) -> nn.Module:
 
 
 class Soft(Images):
-    """Labels are shares of the classes."""
+    """Each label is the shares of the two classes."""
 
     def __getitem__(self, index: int) -> Any:
         image, label = super().__getitem__(index)
@@ -289,7 +289,7 @@ class Seen(Worst):
 
 
 class Snapshot:
-    """Keeps what the first step begins with."""
+    """Keeps the state, the gradients and the random numbers with which the first step begins."""
 
     @staticmethod
     def draw() -> tuple[float, ...]:
@@ -320,7 +320,7 @@ def test_the_checks_before_the_first_step_leave_no_trace(tmp_path):
 
 
 class Ranks:
-    """Two processes as two threads: what each gathers is what both gave."""
+    """Two threads in place of two processes. `gather` returns the values of both to each of them."""
 
     world_size = 2
 
@@ -336,43 +336,44 @@ class Ranks:
         self.barrier.wait()
         return every
 
-    def check(self, datasets: list[Any], firsts: list[Any], again: list[Any]) -> list[str]:
-        """What each process says of its dataset."""
-        said = ["", ""]
+    def check(self, datasets: list[Any], firsts: list[Any], again: list[Any]) -> str:
+        """Returns the sentence with which both processes end, "" if there is none."""
+        sentences = ["", ""]
 
         def run(rank: int) -> None:
             self.local.rank = rank
             try:
                 check_ranks(self, "training", datasets[rank], firsts[rank], lambda: again[rank])
             except DataError as error:
-                said[rank] = str(error)
+                sentences[rank] = str(error)
 
         threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert said[0] == said[1], "all processes end, or none"
-        return said[0]
+        assert sentences[0] == sentences[1], "all processes end, or none"
+        return sentences[0]
 
 
 def test_processes_with_other_datasets_are_refused_before_the_first_step():
-    one = {"image": torch.rand(2, 3, 4)}
-    two = {"image": torch.rand(2, 3, 4)}
-    longer = Images(True, length=65)
-    plain = Images(True)
-    listed = [Images(True), Images(True)]
-    listed[0].labels = np.arange(64)
-    listed[1].labels = np.arange(64)[::-1]
-    assert "different lengths, [64, 65]: each process" in Ranks().check([plain, longer], [one, one], [one, one])
-    assert "as their labels differ" in Ranks().check(listed, [one, one], [one, one])
-    assert "the first differ" in Ranks().check([plain, plain], [one, two], [one, two])
-    more = {**one, "x": torch.ones(2)}
-    assert "the first differ" in Ranks().check([plain, plain], [one, more], [one, more])
-    swapped = {"image": one["image"].flip(0)}
-    assert "the first differ" in Ranks().check([plain, plain], [one, swapped], [one, swapped])
-    assert Ranks().check([plain, plain], [one, one], [two, two]) == ""
-    assert Ranks().check([plain, plain], [one, two], [two, one]) == "", "its samples are never the same"
-    rounded = {"image": one["image"] + 1e-5}
-    assert Ranks().check([plain, plain], [one, rounded], [one, rounded]) == "", "machines round differently"
-    assert Ranks().check([Stream(True), Stream(True)], [one, two], [one, two]) == ""
+    batch = {"image": torch.rand(2, 3, 4)}
+    other = {"image": torch.rand(2, 3, 4)}
+    longer = {**batch, "x": torch.ones(2)}
+    swapped = {"image": batch["image"].flip(0)}
+    rounded = {"image": batch["image"] + 1e-5}
+    plain = [Images(True), Images(True)]
+    lengths = [Images(True), Images(True, length=65)]
+    labelled = [Images(True), Images(True)]
+    labelled[0].labels = np.arange(64)
+    labelled[1].labels = np.arange(64)[::-1]
+    equal = [batch, batch]
+    assert "different lengths, [64, 65]: each process" in Ranks().check(lengths, equal, equal)
+    assert "as their labels differ" in Ranks().check(labelled, equal, equal)
+    for different in (other, longer, swapped):
+        pair = [batch, different]
+        assert "the first differ" in Ranks().check(plain, pair, pair)
+    assert Ranks().check(plain, equal, [other, other]) == ""
+    assert Ranks().check(plain, [batch, other], [other, batch]) == "", "its samples are never the same"
+    assert Ranks().check(plain, [batch, rounded], [batch, rounded]) == "", "machines round differently"
+    assert Ranks().check([Stream(True), Stream(True)], [batch, other], [batch, other]) == ""

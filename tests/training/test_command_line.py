@@ -250,7 +250,10 @@ signal.pause()
 def test_a_run_whose_overrides_cannot_be_read_is_refused(command, tmp_path, earlier, content):
     """Else it would go on with the default settings."""
     path = shutil.copytree(earlier, tmp_path / "out", symlinks=True) / ".hydra" / "overrides.yaml"
-    path.unlink() if content is None else path.write_text(content)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
     shown = command("train.resume=out", "train.epochs=2", ends_with=1)
     assert "Traceback" not in shown and "out/.hydra/overrides.yaml" in shown
 
@@ -293,7 +296,8 @@ def test_every_choice_of_every_group_composes_and_loaders_have_the_same_keys():
     choices = [[f"{group.name}={file.stem}" for file in sorted(group.glob("*.yaml"))] for group in groups]
     for several in zip_longest(*choices):
         assert composed(*filter(None, several), "callbacks/standard=[best]")
-    assert len({frozenset(yaml.safe_load(path.read_text())) for path in (CONF / "loader").glob("*.yaml")}) == 1
+    configs = [yaml.safe_load(path.read_text()) for path in (CONF / "loader").glob("*.yaml")]
+    assert len({frozenset(config) for config in configs}) == 1
 
 
 def test_an_inline_section_of_an_experiment_says_which_keys_are_the_defaults(command, tmp_path):

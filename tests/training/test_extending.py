@@ -206,7 +206,8 @@ def threes(outputs: Tensor, labels: Tensor) -> Tensor:
 def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     sampler = [f"sampler._target_={__name__}.only_threes", f"task.scores={{threes: {{_target_: {__name__}.threes}}}}"]
     train(tmp_path, *sampler, "train.last_batch=keep", "train.epochs=3", f"loader={loader}")
-    assert checkpoint(tmp_path)["step"] == 3 * 64 / 32 and {line["threes"] for line in steps(tmp_path)} == {1.0}
+    assert checkpoint(tmp_path)["step"] == 3 * 64 / 32
+    assert {line["threes"] for line in steps(tmp_path)} == {1.0}
 
 
 def test_a_batch_sampler_makes_the_batches(tmp_path):

@@ -58,7 +58,9 @@ def test_a_step_with_nan_ends_the_run_and_the_newest_checkpoints_are_finite(tmp_
     with error(rf"step {poisoned_step}\b", r"optim\.lr", r"train\.stop_at_nan=false"):
         train(tmp_path, *POISONED, f"train.checkpoint_every={every}")
     kept = saved(tmp_path)
-    assert all(kept.values()) and max(kept) == (poisoned_step - 1) // int(every) * int(every)
+    interval = int(every)
+    assert all(kept.values())
+    assert max(kept) == (poisoned_step - 1) // interval * interval
     assert checkpoint(tmp_path)["step"] == max(kept)
 
 
@@ -73,7 +75,9 @@ def test_a_run_that_goes_on_with_nan_saves_no_such_weights_and_none_of_them_is_t
     tmp_path, poisoned_step, caplog
 ):
     train(tmp_path, *POISONED, "train.stop_at_nan=false")
-    assert max(saved(tmp_path)) == poisoned_step - 1 and all(saved(tmp_path).values())
+    kept = saved(tmp_path)
+    assert max(kept) == poisoned_step - 1
+    assert all(kept.values())
     assert steps(tmp_path)[-1]["step"] == 16 and "no checkpoint is saved" in caplog.text
     assert not (tmp_path / "checkpoints" / "best.pt").exists()
 

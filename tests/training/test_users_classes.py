@@ -28,7 +28,7 @@ from training.tasks import Task
 TRAINED = 20
 TESTED = 10
 SIZE = 4
-EPOCHS = 2
+EPOCHS = 1
 LR = 0.05
 DECAY = 0.1
 COMMON = [
@@ -94,7 +94,7 @@ Sample = namedtuple("Sample", "image label")
 
 
 class Shares(Pictures):
-    """Float images (C, H, W), and labels that are shares of the classes, in a named tuple."""
+    """Samples are named tuples of a float image (C, H, W) and the shares of the classes."""
 
     def __getitem__(self, index: int) -> Any:
         image = torch.from_numpy(self.image(index)).permute(2, 0, 1) / 255
@@ -102,14 +102,14 @@ class Shares(Pictures):
 
 
 class Several(Pictures):
-    """Several classes of each sample, as bools."""
+    """Each sample has several classes: an array of bools."""
 
     def __getitem__(self, index: int) -> Any:
         return self.image(index), np.array([index % 2, index % 3 == 0, True]).astype(bool)
 
 
 class Masks(Pictures):
-    """A class for each pixel; most pixels of some masks are 255, which is none."""
+    """Each pixel has a class. In some masks most pixels are 255, which the loss ignores."""
 
     def __getitem__(self, index: int) -> Any:
         image = self.image(index)
@@ -119,7 +119,7 @@ class Masks(Pictures):
 
 
 class Rows:
-    """Rows of two tables, and a number, which is Python's; no attributes."""
+    """Rows of two tables, and a Python float as the label. The dataset has no attributes."""
 
     numbers = 1
 
@@ -188,7 +188,7 @@ class Pixels(nn.Conv2d):
 
 
 class Joined(nn.Module):
-    """Takes two fields. `shape` of its outputs (B, numbers); "flat": (B,)."""
+    """Takes two fields. Outputs are (B, numbers); with `shape` "flat" they are (B,), with "dict" a dict."""
 
     def __init__(self, num_classes: int, shape: str = "") -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class OfPixels(Task):
 
 
 class OfDicts(Task):
-    """Outputs are a dict."""
+    """The network's outputs are a dict."""
 
     def loss(self, outputs: Any, labels: Any) -> Tensor:
         return (outputs["value"][:, 0] - labels).square().mean()
@@ -267,7 +267,7 @@ class Largest:
 
 @dataclass
 class Case:
-    """What a user writes, and the same in plain PyTorch. `loss` and `scores` get what the network and data give."""
+    """A user's classes and settings, and the loss and scores in plain PyTorch: functions of outputs and labels."""
 
     dataset: Any
     network: Any
@@ -416,12 +416,11 @@ class Plain:
         self.network = case.network(num_classes=outputs, **options, **case.options)
         with torch.no_grad():
             self.network(*self.batch(case.dataset(True), [0, 1])[0])
-        weights = [one for one in self.network.parameters() if one.ndim > 1]
-        biases = [one for one in self.network.parameters() if one.ndim == 1]
+        weights = [weight for weight in self.network.parameters() if weight.ndim > 1]
+        biases = [bias for bias in self.network.parameters() if bias.ndim == 1]
         groups = [{"params": weights, "weight_decay": DECAY}, {"params": biases}]
         optimizer = torch.optim.SGD(groups, lr=LR)
         self.losses = []
-        self.scores = []
         for _ in range(EPOCHS):
             for start in range(0, len(kept) // SIZE * SIZE, SIZE):
                 inputs, labels = self.batch(case.dataset(True), kept[start : start + SIZE])
@@ -430,7 +429,7 @@ class Plain:
                 loss.backward()
                 optimizer.step()
                 self.losses.append(loss.item())
-            self.scores.append(self.evaluate())
+        self.scores = self.evaluate()
 
     def batch(self, dataset: Any, indices: Any) -> tuple[list[Tensor], Any]:
         samples = list(dataset) if isinstance(dataset, IterableDataset) else dataset
@@ -442,21 +441,17 @@ class Plain:
     def normalized(self, images: Tensor, dataset: Any) -> Tensor:
         if images.dtype != torch.uint8:
             return images
-        mean, std = (
-            torch.as_tensor(getattr(dataset, name, usual)).reshape(-1, 1, 1).float()
-            for name, usual in (("mean", 0.5), ("std", 0.25))
-        )
-        return (images.permute(0, 3, 1, 2) / 255 - mean) / std
+        mean = torch.as_tensor(getattr(dataset, "mean", 0.5)).float()
+        std = torch.as_tensor(getattr(dataset, "std", 0.25)).float()
+        images = images.permute(0, 3, 1, 2) / 255
+        return (images - mean.reshape(-1, 1, 1)) / std.reshape(-1, 1, 1)
 
     def evaluate(self) -> dict[str, float]:
         inputs, labels = self.batch(self.case.dataset(False), range(TESTED))
         with torch.no_grad():
             outputs = self.network(*inputs)
-        scores = {name: score(outputs, labels) for name, score in self.case.scores.items()}
-        return {
-            "loss": self.case.loss(outputs, labels).item(),
-            **{n: s.float().mean().item() for n, s in scores.items()},
-        }
+        scores = {name: score(outputs, labels).float().mean().item() for name, score in self.case.scores.items()}
+        return {"loss": self.case.loss(outputs, labels).item(), **scores}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -471,27 +466,24 @@ def test_classes_as_users_write_them_train_resume_evaluate_and_predict_as_a_plai
     settings = [*COMMON, own("data", case.dataset.__name__), *model, *case.settings]
     if "task=" in str(case.settings):  # only classification has this key
         settings.remove("task.label_smoothing=0")
-    summary = train(tmp_path / "whole", *settings)
+    train(tmp_path, *settings, "train.max_steps=3")
+    summary = train(tmp_path, *settings)  # which resumes
 
     order = np.random.default_rng(0).permutation(TRAINED)
     kept = np.sort(order[4:]) if "data.val_fraction=0.2" in settings else np.arange(TRAINED)
     outputs = 3 if hasattr(case.dataset, "classes") else 2 if "task.numbers=2" in settings else 1
     plain = Plain(case, outputs, kept)
-    final = checkpoint(tmp_path / "whole")["model"]
+    trained = checkpoint(tmp_path)["model"]
     for key, weights in plain.network.state_dict().items():
-        torch.testing.assert_close(final[key], weights, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(trained[key], weights, rtol=1e-4, atol=1e-5)
     before = 0
-    for line in steps(tmp_path / "whole"):
+    for line in steps(tmp_path):
         assert line["loss"] == pytest.approx(np.mean(plain.losses[before : line["step"]]), abs=1e-4)
         before = line["step"]
-    found = {key: summary[f"test_{key}"] for key in plain.scores[-1]}
-    assert found == pytest.approx(plain.scores[-1], abs=1e-4)
-
-    train(tmp_path / "parts", *settings, "train.max_steps=3")
-    train(tmp_path / "parts", *settings)
-    assert all(torch.equal(final[key], value) for key, value in checkpoint(tmp_path / "parts")["model"].items())
+    scores = {key: summary[f"test_{key}"] for key in plain.scores}
+    assert scores == pytest.approx(plain.scores, abs=1e-4)
     if (ROOT / "extras" / "finished").exists():
-        check_finished(case, plain, tmp_path / "whole" / "checkpoints" / "last.pt")
+        check_finished(case, plain, tmp_path / "checkpoints" / "last.pt")
 
 
 def check_finished(case: Case, plain: Plain, file: Path) -> None:
@@ -500,9 +492,9 @@ def check_finished(case: Case, plain: Plain, file: Path) -> None:
     evaluate, predict, samples, finished = (importlib.import_module(f"extras.finished.{name}") for name in names)
     run = finished.FinishedRun(file)
     dataset = run.dataset("test")
-    count, found, _ = evaluate.evaluate(run, dataset)
-    scores = plain.scores[-1]
-    assert {key: found[key] for key in scores} == pytest.approx(scores, abs=1e-4) and count == TESTED
+    count, scores, _ = evaluate.evaluate(run, dataset)
+    assert count == TESTED
+    assert {key: scores[key] for key in plain.scores} == pytest.approx(plain.scores, abs=1e-4)
     if case.collate is pad or case.dataset is Numbers:  # data.collate is not used; a stream has no length
         return
     read = samples.Samples(list("abcdefghij"), partial(samples.read_inputs, run.task.inputs, dataset))

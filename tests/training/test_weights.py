@@ -98,6 +98,23 @@ def test_a_file_without_weights_for_the_network_is_a_sentence(tmp_path, content,
         begin_from(str(tmp_path / "w.pt"), network(), HERE)
 
 
+def test_only_the_main_process_reads_the_file_and_all_begin_with_its_weights(tmp_path):
+    theirs = network(seed=1)
+    path = tmp_path / "weights.pt"
+    torch.save(theirs.state_dict(), path)
+    sent = []
+
+    def send(make):
+        sent.append(make())
+        return sent[0]
+
+    for rank, share in enumerate([send, lambda make: sent[0]]):
+        ours = network(seed=2 + rank)
+        begin_from(str(path), ours, SimpleNamespace(share=share))
+        assert differences(ours.state_dict(), theirs.state_dict()) == []
+        path.unlink(missing_ok=True)  # another machine does not have it
+
+
 def test_a_missing_file_is_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match=f"{re.escape(str(tmp_path / 'none'))}: there is no checkpoint file"):
         begin_from(str(tmp_path / "none"), network(), HERE)
@@ -106,11 +123,7 @@ def test_a_missing_file_is_a_sentence(tmp_path):
 def test_a_run_begins_with_the_evaluated_weights_of_an_earlier_runs_best_checkpoint(tmp_path):
     train(tmp_path / "first", *CNN, "callbacks.ema.decay=0.9")
     best = checkpoint(tmp_path / "first", "best")
-    freezing = [
-        "train.freeze=backbone",
-        "data.num_classes=4",
-        "train.max_steps=1",
-    ]  # another last layer, all else stays
+    freezing = ["train.freeze=backbone", "data.num_classes=4", "train.max_steps=1"]  # only the last layer is new
     init = f"train.init_from={tmp_path / 'first'}"
     train(tmp_path / "second", *CNN, *freezing, init)
     ours = checkpoint(tmp_path / "second")["model"]

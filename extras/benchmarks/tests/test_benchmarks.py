@@ -13,8 +13,9 @@ from tests.data.fakes import write_images
 from tests.later import Later
 
 bench_device = Later("extras.benchmarks.bench_device")
-WORKLOADS = [pytest.param(one, marks=[pytest.mark.slow] * (one == "packed")) for one in bench_images.WORKLOADS]
+WORKLOADS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "packed")) for name in bench_images.WORKLOADS]
 LITTLE = ["--seconds", "0.1", "--workers", "1"]
+TINY = ["--tiny", "--workers", "1", "--steps", "2"]
 
 
 @pytest.fixture
@@ -44,47 +45,36 @@ def test_a_workload_is_measured_without_the_stock_loader_too_and_beside_the_docu
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_every_row_is_measured_and_compared_with_the_limit(tmp_path, capsys, device):
     path = tmp_path / "rows.json"
-    bench_device.main(
-        [
-            "--tiny",
-            "--device",
-            device,
-            "--workers",
-            "1",
-            "--steps",
-            "2",
-            "--json",
-            str(path),
-            "--picture",
-            str(tmp_path / "rows.png"),
-        ]
-    )
+    picture = tmp_path / "rows.png"
+    bench_device.main([*TINY, "--device", device, "--json", str(path), "--picture", str(picture)])
     result = json.loads(path.read_text())
     table = capsys.readouterr().out
     assert (result["model"], result["batch_size"], result["num_workers"]) == ("tiny", 8, 1)
     timm = ["timm"] if find_spec("timm") else []
     loaders = ["limit", "ready", "torch", "predata", *timm, "workers", "prefetch"]
     assert [row["loader"] for row in result["rows"]] == loaders
-    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
+    assert picture.read_bytes().startswith(b"\x89PNG")
     for row in result["rows"]:
         assert row["images_per_second"] == pytest.approx(8 * row["steps_per_second"]) and 0 <= row["idle"] <= 1
         assert row["loader"] in table
     assert result["rows"][0]["ratio_to_limit"] == 1
 
 
-def test_without_a_network_every_row_says_how_fast_batches_reach_the_device(tmp_path):
+def test_without_a_network_the_rows_say_how_fast_batches_reach_the_device(tmp_path, monkeypatch):
+    monkeypatch.setitem(bench_device.MODELS, "none", (torch.nn.Identity, 32, 10, 4, 2))  # 32 instead of 224 pixels
+    monkeypatch.setattr("extras.benchmarks.bench_device.LOADERS", ("limit", "ready", "workers"))
     path = tmp_path / "rows.json"
-    little = ["--batch-size", "4", "--workers", "1", "--steps", "2", "--json", str(path)]
-    bench_device.main(["--model", "none", "--device", "cpu", *little])
+    bench_device.main(["--model", "none", "--device", "cpu", "--workers", "1", "--json", str(path)])
     result = json.loads(path.read_text())
-    assert result["model"] == "none" and all(row["images_per_second"] > 0 for row in result["rows"])
+    assert result["model"] == "none" and len(result["rows"]) == 3
+    assert all(row["images_per_second"] > 0 for row in result["rows"])
 
 
 def test_a_modelled_device_hides_its_copies_behind_longer_steps(capsys):
     assert bench_device.hidden_share(copy=0.01, step=0.1, host=0.02, depth=0) == pytest.approx(0)
     assert bench_device.hidden_share(copy=0.01, step=0.1, host=0.02, depth=2) >= 0.98
     assert bench_device.hidden_share(copy=0.1, step=0.01, host=0.02, depth=2) < 0.3  # the copies are the bottleneck
-    bench_device.main(["--tiny", "--workers", "1", "--steps", "2", "--modelled", "25", "100"])
+    bench_device.main([*TINY, "--modelled", "25", "100"])
     assert "hidden" in capsys.readouterr().out
 
 

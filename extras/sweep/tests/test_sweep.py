@@ -96,7 +96,8 @@ def test_the_table_has_columns_only_for_what_varies_and_its_columns_line_up(tmp_
     assert heading.split() == ["job", "loader", "loader.num_workers", "images/s", "waiting", "accuracy", "status"]
     assert rows[0].split() == ["0", "torch", "0", "1,234", "25.0%", "0.9000", "done"]
     assert rows[2].startswith("> ") and "9,876" in rows[2]
-    assert {row.index("%") for row in rows if "%" in row} == {heading.index("waiting") + len("waiting") - 1}
+    end = heading.index("waiting") + len("waiting") - 1
+    assert {row.index("%") for row in rows if "%" in row} == {end}
 
 
 def test_the_page_has_the_table_escaped_the_picture_and_links_to_the_pages_of_the_jobs(tmp_path):
