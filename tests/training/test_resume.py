@@ -161,7 +161,7 @@ class Files(Images):
         super().__init__(train)
         self.labels = [index % 2 for index in range(len(self))]
         if Files.moved:
-            self.labels[40], self.labels[41] = self.labels[41], self.labels[40]
+            self.labels[40:42] = [1, 0]  # which were 0 and 1
 
     def __len__(self) -> int:
         return Files.length
