@@ -34,7 +34,8 @@ def test_parts_have_their_shares_and_repeat_a_sample_only_when_they_have_given_a
     for part, (length, weight) in enumerate(parts):
         mine = order[np.searchsorted(ends, order, side="right") == part]
         share = weight / sum(mixture.weights)
-        assert abs(len(mine) - share * count) <= max(1, 3 * (share * (1 - share) * count) ** 0.5)
+        spread = (share * (1 - share) * count) ** 0.5
+        assert abs(len(mine) - share * count) <= max(1, 3 * spread)
         rounds = [mine[at : at + length] for at in range(0, len(mine), length)]
         assert all(len(np.unique(walked)) == len(walked) for walked in rounds)
         assert length < 50 or len(rounds) < 3 or not np.array_equal(rounds[0], rounds[1])
@@ -61,8 +62,8 @@ def test_every_loader_gives_a_mixture_in_its_order_and_goes_on_at_its_step(name)
 
 
 @pytest.mark.parametrize("kind", [Noisy, Written])
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_a_mixture_resumes_bit_equal_at_every_step_with_any_workers_and_on_two_ranks(workers, kind):
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_mixture_resumes_bit_equal_with_any_workers_and_on_two_ranks(workers, kind):
     def loader(workers: int = workers, batch_size: int = 4, **ranks) -> WorkerLoader:
         return WorkerLoader(kind(18), batch_size, sampler=MIXED, num_workers=workers, seed=3, **ranks)
 
@@ -74,7 +75,7 @@ def test_a_mixture_resumes_bit_equal_at_every_step_with_any_workers_and_on_two_r
 
     with loader(0) as inline:
         first, second = ([(batch["index"], batch["noise"]) for batch in contents(inline)] for _ in range(2))
-    for step in range(1, 6):
+    for step in (2, 5) if workers else range(1, 6):
         with loader() as begun:
             list(islice(iter(begun), step))
             state = saved(begun)

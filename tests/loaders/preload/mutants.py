@@ -1,8 +1,9 @@
-"""Breaks the device path, one line at a time, and checks that the tests on the simulated GPU notice each.
+"""Breaks the device path, one line at a time, and prints which test on the simulated GPU notices it.
 
-`python tests/loaders/preload/mutants.py` takes minutes; it changes a copy of the repository.
+`python tests/loaders/preload/mutants.py [NAME ...]` changes a copy of the repository; a mutant takes half a minute.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ THREADS = "loaders/workers/thread_pool.py"
 UNLOCK = "        for slot in self._slots:\n            page_locks.unlock(slot._address)\n"
 SCENARIOS = ("tests/loaders/preload/locks_on_simulated_gpu.py", "tests/loaders/preload/on_simulated_gpu.py")
 
-# What is replaced, by what: (file, before, after) each.
+# Each mutant replaces texts: (file, before, after).
 MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "no host batch is held": [(COPY, HOLD, "pass")],
     "only the newest is held": [(COPY, HOLD, f"self._held.clear(), {HOLD}")],
@@ -77,7 +78,8 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
 }
 
 
-def is_noticed(name: str) -> bool:
+def noticed_by(name: str) -> str:
+    """Returns the first test that fails, or an empty text."""
     with tempfile.TemporaryDirectory() as folder:
         for part in ("loaders", "tests"):
             shutil.copytree(ROOT / part, Path(folder, part), ignore=shutil.ignore_patterns("__pycache__"))
@@ -89,9 +91,12 @@ def is_noticed(name: str) -> bool:
             file.write_text(text.replace(before, after, 1))
         options = ["-q", "-x", "--noconftest", "-n", "0", "--timeout", "60"]
         command = [sys.executable, "-m", "pytest", *options, *SCENARIOS]
-        return subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode != 0
+        output = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
+        failure = re.search(r"^(?:FAILED|ERROR) \S*?(\w+(?:\[.*\])?)(?: - .*)?$", output, re.MULTILINE)
+        return failure[1] if failure else ""
 
 
 if __name__ == "__main__":
     for mutant in sys.argv[1:] or MUTANTS:
-        print(f"{'noticed' if is_noticed(mutant) else 'NOT NOTICED'}: {mutant}", flush=True)
+        test = noticed_by(mutant)
+        print(f"{mutant}: {test or 'NOT NOTICED'}", flush=True)
