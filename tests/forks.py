@@ -22,8 +22,8 @@ def blocks(page: Path, language: str) -> list[str]:
 def snippets(*pages: Path) -> dict[str, str]:
     """The code blocks that are files of a fork, by their paths. They begin with the line `# PATH`."""
     texts = [text for page in pages for kind in ("python", "yaml") for text in blocks(page, kind)]
-    found = [(re.match(r"(?:# @package \S+\n)?# (\S+\.(?:py|yaml))\n", text), text) for text in texts]
-    return {match[1]: text for match, text in found if match}
+    matches = [(re.match(r"(?:# @package \S+\n)?# (\S+\.(?:py|yaml))\n", text), text) for text in texts]
+    return {match[1]: text for match, text in matches if match}
 
 
 def copy(folder: Path, without: str = "", files: dict[str, str] | None = None) -> Path:

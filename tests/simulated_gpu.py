@@ -127,7 +127,8 @@ def _check_error(code: int) -> None:
 
 
 def _overlaps(address: int, size: int) -> bool:
-    return any(item.address < address + size and address < item.end for item in list(locked.values()))
+    end = address + size
+    return any(item.address < end and address < item.end for item in list(locked.values()))
 
 
 def _lock_at(address: int) -> _Locked | None:
@@ -152,9 +153,9 @@ class Libc:
         self._check(address, size, "unmapped")
         return int(self._library.munmap(address, size))
 
-    def _check(self, address: int, size: int, what: str) -> None:
+    def _check(self, address: int, size: int, action: str) -> None:
         if os.getpid() == PROCESS and _overlaps(address, size):
-            errors.append(f"page-locked memory is {what}")
+            errors.append(f"page-locked memory is {action}")
 
 
 def is_pinned(tensor: torch.Tensor, *_: Any) -> bool:
@@ -214,20 +215,22 @@ class SimTensor(torch.Tensor):
         if func in (aten._local_scalar_dense.default, aten.equal.default):
             where.synchronize()
             return func(*pytree.tree_unflatten(raws, spec)[0])
-        given, named = pytree.tree_unflatten(raws, spec)
-        if named.get("device") is not None:
-            named = {**named, "device": torch.device("cpu")}
+        positional, keywords = pytree.tree_unflatten(raws, spec)
+        if keywords.get("device") is not None:
+            keywords = {**keywords, "device": torch.device("cpu")}
         returned = [item.alias_info for item in func._schema.returns]
         if func is aten.detach.default or any(info is not None and not info.is_write for info in returned):
-            return pytree.tree_map_only(torch.Tensor, lambda view: cls(view, first.owner), func(*given, **named))
+            return pytree.tree_map_only(
+                torch.Tensor, lambda view: cls(view, first.owner), func(*positional, **keywords)
+            )
         if func._schema.is_mutable:
-            where.queue.add(lambda: func(*given, **named), kernel_seconds)
+            where.queue.add(lambda: func(*positional, **keywords), kernel_seconds)
             arguments = enumerate(func._schema.arguments)
             changed = [(at, item.name) for at, item in arguments if item.alias_info and item.alias_info.is_write]
             written = [args[at] if at < len(args) else kwargs[name] for at, name in changed]
             return written[0] if len(written) == 1 else tuple(written)
-        on_meta = {**named, "device": "meta"} if "device" in named else named
-        metas = pytree.tree_map_only(torch.Tensor, lambda item: item.to("meta"), (given, on_meta))
+        on_meta = {**keywords, "device": "meta"} if "device" in keywords else keywords
+        metas = pytree.tree_map_only(torch.Tensor, lambda item: item.to("meta"), (positional, on_meta))
         shapes = func(*metas[0], **metas[1])
         made = pytree.tree_map_only(
             torch.Tensor, lambda item: _empty(item.size(), item.stride(), item.dtype, where), shapes
@@ -235,7 +238,9 @@ class SimTensor(torch.Tensor):
         targets = [item.raw for item in pytree.tree_leaves(made) if isinstance(item, SimTensor)]
 
         def kernel() -> None:
-            results = [item for item in pytree.tree_leaves(func(*given, **named)) if isinstance(item, torch.Tensor)]
+            results = [
+                item for item in pytree.tree_leaves(func(*positional, **keywords)) if isinstance(item, torch.Tensor)
+            ]
             for target, result in zip(targets, results, strict=True):
                 target.copy_(result)
 
@@ -274,7 +279,9 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool, on: 
 def _empty(size: Any, stride: Any, dtype: torch.dtype, on: Stream) -> SimTensor:
     size = tuple(size)
     stride = tuple(stride)
-    extent = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    extent = 0
+    if 0 not in size:
+        extent = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     owner = _Owner(extent * dtype.itemsize, on)
     flat = owner.block.bytes[: extent * dtype.itemsize].view(dtype) if extent else torch.empty(0, dtype=dtype)
     return SimTensor(torch.as_strided(flat, size, stride), owner)

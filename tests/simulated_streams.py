@@ -148,5 +148,5 @@ def device(new: Any):
 
 
 def synchronize(device: Any = None) -> None:
-    for one in list(all_streams):
-        one.synchronize()
+    for existing in list(all_streams):
+        existing.synchronize()

@@ -26,7 +26,11 @@ task: {inputs: point}
 SHORT = ["train.batch_size=16", "train.epochs=1", "loader=workers", "loader.num_workers=1"]
 QUICK = [*PYTEST, "-q", "-n", "0", "test_moons.py", "tests/test_extras.py"]  # also the fork's own
 WITHOUT = ("extras", "extras/finished", "extras/report", "extras/sweep", "extras/webdataset")
-WITHOUT = [pytest.param(one, marks=[pytest.mark.slow] * (one != "extras")) for one in WITHOUT if (ROOT / one).exists()]
+WITHOUT = [
+    pytest.param(folder, marks=[pytest.mark.slow] * (folder != "extras"))
+    for folder in WITHOUT
+    if (ROOT / folder).exists()
+]
 
 
 @pytest.mark.timeout(600)
@@ -45,7 +49,7 @@ def test_a_fork_without_extras_trains_and_sweeps(python, tmp_path, without):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("without", [one.values[0] for one in WITHOUT[:2]])
+@pytest.mark.parametrize("without", [folder.values[0] for folder in WITHOUT[:2]])
 def test_all_tests_of_a_fork_pass(tmp_path, without):
     fork = copy(tmp_path / "fork", without, FILES)
     (fork / ".venv").symlink_to(sys.prefix)

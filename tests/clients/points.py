@@ -39,9 +39,9 @@ KINDS = {
 
 def indices(batch: dict[str, torch.Tensor]) -> list[int]:
     """Which samples of Points are in the batch; checks that each is whole."""
-    found = batch["x"][:, 0].long()
-    assert torch.equal(batch["x"][:, 1], torch.ones(len(found))) and torch.equal(batch["labels"], found % 2)
-    return found.tolist()
+    numbers = batch["x"][:, 0].long()
+    assert torch.equal(batch["x"][:, 1], torch.ones(len(numbers))) and torch.equal(batch["labels"], numbers % 2)
+    return numbers.tolist()
 
 
 def seeded_epoch(epoch: int, length: int = LENGTH, **settings: Any) -> list[list[int]]:

@@ -118,7 +118,7 @@ def check_what_is_left(nothing_left_behind):
 TWICE = ("preloader_over_streams", "preloader_over_torch")
 
 
-@pytest.fixture(params=[pytest.param(one, marks=[pytest.mark.slow] if one in TWICE else []) for one in LOADERS])
+@pytest.fixture(params=[pytest.param(kind, marks=[pytest.mark.slow] if kind in TWICE else []) for kind in LOADERS])
 def name(request) -> str:
     return request.param
 

@@ -7,6 +7,7 @@ kept, and what a forked child read.
 
 import ctypes
 import gc
+import math
 import os
 import random
 import zlib
@@ -31,7 +32,8 @@ class Named(torch.Tensor):
 
 
 def full(index: int, dtype: str, *shape: int) -> torch.Tensor:
-    return ((torch.arange(int(np.prod(shape))) * 3 + index) % 100).to(getattr(torch, dtype)).reshape(shape)
+    values = (torch.arange(math.prod(shape)) * 3 + index) % 100
+    return values.to(getattr(torch, dtype)).reshape(shape)
 
 
 def named(index: int, dtype: str) -> torch.Tensor:
@@ -238,11 +240,11 @@ def consume(loader: Any, consumer: str, note: Callable[[Any], None]) -> None:
         getattr(iterator, "_shutdown_workers", bool)()  # torch's are in cycles, and the collector waits for each
 
 
-def run(program: Program, kind: type, **more: Any) -> list[Any]:
+def run(program: Program, kind: type, **options: Any) -> list[Any]:
     """Returns what the program sees with loaders of this class, in the order in which it sees it."""
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     TABLE.copy_(full(0, "float32", LENGTH, 40))
-    loader = kind(Data(program), **settings(program), **more)
+    loader = kind(Data(program), **settings(program), **options)
     seen = list[Any]()
     for _ in range(2):
         noted: list[Any] = []

@@ -27,9 +27,9 @@ def build(closed_later):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_every_loader_gives_the_order_and_the_sampler_that_was_asked_for(build, name, num_workers):
     settings = {"batch_size": 2, "seed": 5, "shuffle": True, "rank": 1, "world_size": 2}
-    for more in ({}, {"drop_last": True}, {"pad": False}):
-        loader = build(name, Numbers(11), num_workers=num_workers, **settings, **more)
-        assert contents(loader) == ordered(0, 11, **settings, **more)
+    for extra in ({}, {"drop_last": True}, {"pad": False}):
+        loader = build(name, Numbers(11), num_workers=num_workers, **settings, **extra)
+        assert contents(loader) == ordered(0, 11, **settings, **extra)
     sampled = build(name, num_workers=num_workers, sampler=[5, 3, 9, 3, 1], batch_size=2)
     assert (len(sampled), contents(sampled)) == (3, [[5, 3], [9, 3], [1]])
     batches = build(name, num_workers=num_workers, batch_sampler=[[5], [3, 9], [1, 2, 4]])
@@ -149,6 +149,6 @@ def test_a_setting_that_cannot_work_is_refused_with_its_value_and_the_remedy(set
 
 
 def test_without_workers_arguments_that_concern_only_them_are_ignored():
-    given = {"prefetch_factor": 4, "persistent_workers": True, "multiprocessing_context": "fork", "timeout": 5}
-    with WorkerLoader(Numbers(8), 2, seed=0, **given) as loader:
+    chosen = {"prefetch_factor": 4, "persistent_workers": True, "multiprocessing_context": "fork", "timeout": 5}
+    with WorkerLoader(Numbers(8), 2, seed=0, **chosen) as loader:
         assert len(list(loader)) == 4

@@ -205,10 +205,11 @@ def test_a_preloaders_transform_runs_once_a_batch_with_numbers_of_the_batchs_pla
         return closed_later(Preloader(make(name), "cpu", depth, transform))
 
     whole = preloader(0)
-    assert [contents(whole) for _ in range(2)] == [[[row + 100 for row in b] for b in case.batches(e)] for e in (0, 1)]
+    batches = case.batches(0) + case.batches(1)
+    assert contents(whole) + contents(whole) == [[row + 100 for row in batch] for batch in batches]
     expected = list(calls)
     calls.clear()
-    assert [batch for batch, _ in expected] == case.batches(0) + case.batches(1)
+    assert [batch for batch, _ in expected] == batches
     assert len({draw for _, draw in expected}) == len(expected)
     begun = preloader(2)
     take(iter(begun), 2)
@@ -238,15 +239,22 @@ def test_libraries_that_rebuild_a_loader_can_read_its_arguments():
     not_read_back = {"self", "sampler", "batch_sampler", "drop_last", "shuffle", "last_batch"}
     for kind, seed in ((WorkerLoader, None), (SeededLoader, 3), (StreamLoader, 3)):
         dataset = Streamed(Numbers(4)) if kind is StreamLoader else Numbers(4)
-        given = {"seed": seed, "batch_size": 2, "num_workers": 2, "timeout": 7, "max_restarts": 5, "on_error": "skip"}
+        arguments = {
+            "seed": seed,
+            "batch_size": 2,
+            "num_workers": 2,
+            "timeout": 7,
+            "max_restarts": 5,
+            "on_error": "skip",
+        }
         if seed is not None:
-            given |= {"rank": 1, "world_size": 2, "pad": False}
-        loader = WorkerLoader(dataset, **given)
+            arguments |= {"rank": 1, "world_size": 2, "pad": False}
+        loader = WorkerLoader(dataset, **arguments)
         assert type(loader) is kind and isinstance(loader, DataLoader)
         signature = inspect.signature(type(loader).__init__).parameters
         assert inspect.signature(DataLoader).parameters.keys() <= signature.keys()
         assert not [parameter for parameter in signature.values() if parameter.kind is parameter.VAR_KEYWORD]
         again = kind(**{name: getattr(loader, name) for name in signature if name not in not_read_back})
-        assert {name: getattr(again, name) for name in given} == given
+        assert {name: getattr(again, name) for name in arguments} == arguments
     for kind in (TorchLoader, ResidentLoader):
         assert issubclass(kind, SeededLoader)

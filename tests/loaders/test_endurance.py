@@ -74,7 +74,7 @@ def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_begi
         assert loader.stats()["workers"]["deaths"] == 0
     assert multiprocessing.active_children() == []
     assert after["bytes"] < before["bytes"] + 12e6
-    for what in ("descriptors", "mappings"):
-        assert after[what] <= before[what] + 24
-    for what in ("processes", "threads"):
-        assert after[what] <= before[what]
+    for figure in ("descriptors", "mappings"):
+        assert after[figure] <= before[figure] + 24
+    for figure in ("processes", "threads"):
+        assert after[figure] <= before[figure]

@@ -55,7 +55,9 @@ def strikes(most: int, count: int, seed: str) -> Iterator[tuple[int, int, type[B
     """Which batch's next() is struck, at which moment, and by what."""
     draw = random.Random(seed)
     for number in range(count):
-        yield draw.randrange(BATCHES), 1 + int((number + draw.random()) * most / count), KINDS[number % len(KINDS)]
+        batch = draw.randrange(BATCHES)
+        moment = 1 + int((number + draw.random()) * most / count)
+        yield batch, moment, KINDS[number % len(KINDS)]
 
 
 @MANY

@@ -46,24 +46,24 @@ HANG_SECONDS = 5  # torch's loader waits for ever for a batch that its worker co
 def drawn(number: int) -> Program:
     """Returns a random program that can be run and compared."""
     draw = random.Random(number)
-    one = Program(**{axis: draw.choice(known) for axis, known in AXES.items()})
+    program = Program(**{axis: draw.choice(values) for axis, values in AXES.items()})
     leaves = set(draw.sample(tuple(LEAVES), draw.choice((1, 2, 2, 3))))
-    if one.seed is None:
-        one.worker_method = "multiprocessing"
+    if program.seed is None:
+        program.worker_method = "multiprocessing"
     else:  # without workers it sees the dataset's own objects, and what it wrote into them
         leaves.discard("grad")
-        one.sampler = one.sampler.replace("generator", "shuffled")
-        if one.collation == "as is" or one.batch_size is None or one.worker_method == "thread":
-            one.dataset = one.dataset.replace("scratch", "fresh")
-        if one.consumer == "write":
+        program.sampler = program.sampler.replace("generator", "shuffled")
+        if program.collation == "as is" or program.batch_size is None or program.worker_method == "thread":
+            program.dataset = program.dataset.replace("scratch", "fresh")
+        if program.consumer == "write":
             leaves.discard("row")
-    if one.worker_method == "thread" or not one.in_order:
+    if program.worker_method == "thread" or not program.in_order:
         leaves.discard("random")
-    if not one.in_order:
+    if not program.in_order:
         leaves -= {"column"}  # it is sorted by what it sees
-        one.consumer = one.consumer.replace("leave", "keep")  # which batches come first is a race
-    one.leaves = tuple(sorted(leaves)) or ("plain",)
-    return one
+        program.consumer = program.consumer.replace("leave", "keep")  # which batches come first is a race
+    program.leaves = tuple(sorted(leaves)) or ("plain",)
+    return program
 
 
 def row_of(program: Program) -> str:
@@ -109,23 +109,27 @@ def difference(expected: Any, seen: Any, counts: Counter[str]) -> Any:
         counts["strides"] += 1
         return None
     if isinstance(expected, (list, tuple)) and isinstance(seen, (list, tuple)) and len(expected) == len(seen):
-        return next((found for pair in zip(expected, seen, strict=True) if (found := difference(*pair, counts))), None)
+        for pair in zip(expected, seen, strict=True):
+            differs = difference(*pair, counts)
+            if differs:
+                return differs
+        return None
     return expected, seen
 
 
 def check(first: int, count: int) -> tuple[list[str], Counter[str]]:
     """Runs programs; returns what differs, and how many programs or values each row of the table excused."""
-    found = list[str]()
+    differences = list[str]()
     counts = Counter[str]()
     for number in range(first, first + count):
         program = drawn(number)
         if row := row_of(program):
             counts[row] += 1
             continue
-        more = {} if program.seed is None else {"seed": program.seed, "worker_method": program.worker_method}
-        if differs := difference(oracle(program, counts), run(program, WorkerLoader, **more), counts):
-            found.append("#{} {}\nexpected {:.300}\nseen {:.300}".format(number, program, *map(str, differs)))
-    return found, counts
+        options = {} if program.seed is None else {"seed": program.seed, "worker_method": program.worker_method}
+        if differs := difference(oracle(program, counts), run(program, WorkerLoader, **options), counts):
+            differences.append("#{} {}\nexpected {:.300}\nseen {:.300}".format(number, program, *map(str, differs)))
+    return differences, counts
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -140,8 +144,8 @@ def test_every_leaf_arrives_with_its_values_type_and_layout():
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.filterwarnings("ignore")
 def test_programs_see_what_torchs_class_shows(part):
-    found, counts = check(8 + 10 * part, 10)  # in number 7 torch's workers hang for 20 seconds
-    assert found == []
+    differences, counts = check(8 + 10 * part, 10)  # in number 7 torch's workers hang for 20 seconds
+    assert differences == []
     assert all(f"| {row} |" in GUIDE for row in counts)
 
 
@@ -154,9 +158,9 @@ def test_ten_thousand_programs_see_what_torchs_class_shows():
     command = [sys.executable, "-W", "ignore", __file__, str(count // parts)]
     starts = range(first, first + count, count // parts)
     running = [subprocess.Popen([*command, str(start)], stdout=subprocess.PIPE) for start in starts]
-    found, counts = zip(*(json.loads(process.communicate()[0]) for process in running), strict=True)
+    differences, counts = zip(*(json.loads(process.communicate()[0]) for process in running), strict=True)
     print(f"{count} programs from {first}; excused by the rows of the table: {sum(map(Counter, counts), Counter())}")
-    assert not any(found), found
+    assert not any(differences), differences
 
 
 if __name__ == "__main__":

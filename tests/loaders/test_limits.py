@@ -28,15 +28,15 @@ def family() -> list[int]:
 
 def shared(pid: int) -> dict[tuple[int, int], int]:
     """The bytes allocated to each nameless file that a process has open: by (device, inode)."""
-    found = {}
+    allocated = {}
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
             if SHARED.match(os.readlink(link)):
                 status = os.stat(link)
-                found[status.st_dev, status.st_ino] = 512 * status.st_blocks
+                allocated[status.st_dev, status.st_ino] = 512 * status.st_blocks
         except FileNotFoundError:  # closed meanwhile
             continue
-    return found
+    return allocated
 
 
 def held() -> int:

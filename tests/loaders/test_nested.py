@@ -107,15 +107,15 @@ def about(nest) -> Any:
 @pytest.mark.parametrize("inner", KINDS)
 @pytest.mark.parametrize("outer", ["list", "dict", "Point", "Example"])
 def test_nests_keep_their_types_keys_and_attributes_and_the_batch_given_stays_as_it_was(outer, inner):
-    given = KINDS[outer]([torch.zeros(2), KINDS[inner]([torch.zeros(2), "text"])])
-    before = copy.deepcopy(given) if inner != "mappingproxy" else given
-    moved = move(given, add_one)
-    for nest, was in ((moved, given), (content(moved)[1], content(given)[1])):
+    original = KINDS[outer]([torch.zeros(2), KINDS[inner]([torch.zeros(2), "text"])])
+    before = copy.deepcopy(original) if inner != "mappingproxy" else original
+    moved = move(original, add_one)
+    for nest, was in ((moved, original), (content(moved)[1], content(original)[1])):
         assert about(nest) == about(was)
         assert content(nest)[0].tolist() == [1, 1]
     assert content(content(moved)[1])[1] == "text"
-    assert [tensor.tolist() for tensor in tensors(given)] == [tensor.tolist() for tensor in tensors(before)]
-    assert [tensor.tolist() for tensor in tensors(given)] == [[0, 0]] * 2
+    assert [tensor.tolist() for tensor in tensors(original)] == [tensor.tolist() for tensor in tensors(before)]
+    assert [tensor.tolist() for tensor in tensors(original)] == [[0, 0]] * 2
 
 
 class Private(UserList):
@@ -196,7 +196,7 @@ class Slotted:
 @pytest.mark.parametrize("hide", [Slotted, lambda tensor: {tensor}, lambda tensor: SimpleNamespace(x=[tensor])])
 def test_tensors_are_found_wherever_a_batch_refers_to_them(hide):
     tensor = torch.ones(2)
-    assert any(found is tensor for found in tensors([hide(tensor)]))
+    assert any(leaf is tensor for leaf in tensors([hide(tensor)]))
 
 
 @pytest.mark.parametrize(

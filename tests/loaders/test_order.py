@@ -42,7 +42,8 @@ def test_every_permutation_of_a_few_is_about_as_frequent_and_every_sample_at_eve
     # 37 is far from a power of two, so that most walks of the cycle take several rounds.
     epochs = np.array([image(37, 1, epoch) for epoch in range(370)])
     table = np.array([np.bincount(column, minlength=37) for column in epochs.T])
-    assert np.square(table - 10).sum() / 10 < 36 * 36 + 5 * (2 * 36 * 36) ** 0.5
+    freedom = 36 * 36
+    assert np.square(table - 10).sum() / 10 < freedom + 5 * (2 * freedom) ** 0.5
 
 
 def test_the_order_of_a_seed_never_changes():
@@ -60,7 +61,8 @@ def test_a_seed_is_an_integer_of_64_bits_or_is_refused_with_its_value(seed):
     with pytest.raises(ValueError, match=r"from 0 to 2\^64 - 1") as refusal:
         Order(1, 1, False, seed)
     assert f"seed={seed!r}" in str(refusal.value)
-    assert Order(1, 1, False, 2**64 - 1).seed == 2**64 - 1 and type(Order(1, 1, False, np.int64(3)).seed) is int
+    assert Order(1, 1, False, 2**64 - 1).seed == 2**64 - 1
+    assert type(Order(1, 1, False, np.int64(3)).seed) is int
 
 
 # Shares

@@ -15,8 +15,7 @@ DATASETS = {
 }
 
 
-@pytest.mark.parametrize("index", [5, -6])
-@pytest.mark.parametrize("kind", DATASETS)
+@pytest.mark.parametrize(("kind", "index"), [*((kind, 5) for kind in DATASETS), ("list", -6)])
 def test_an_index_outside_of_the_dataset_is_a_sentence(kind, index, reader):
     with WorkerLoader(DATASETS[kind], 2, sampler=[0, 1, 2, index], seed=0, **reader) as loader:
         batches = iter(loader)

@@ -165,8 +165,8 @@ def test_samples_that_do_not_make_one_tensor_are_refused_in_words(make, samples,
 
 
 def test_indices_that_a_sampler_gives_are_those_of_the_dataset(make):
-    given = [[-1, 0], [2, -6], [6], [0.5], [torch.tensor(3)]]
-    iterator = iter(make(Arrays(6), batch_sampler=given, batch_size=1, augment=False, shuffle=False))
+    batches = [[-1, 0], [2, -6], [6], [0.5], [torch.tensor(3)]]
+    iterator = iter(make(Arrays(6), batch_sampler=batches, batch_size=1, augment=False, shuffle=False))
     assert [next(iterator)["value"].tolist() for _ in range(2)] == [[50, 0], [20, 0]]
     for number in (6, 0.5):
         with pytest.raises(IndexError, match=f"the sampler gave .{number}., and there are 6 samples"):

@@ -103,11 +103,11 @@ def test_a_random_samplers_order_depends_on_seed_and_epoch_and_leaves_the_global
     def epochs(kind: str, seed: int) -> list:
         seed_globals(seed)
         with over(kind, make()) as loader:
-            found = [[batch for batch in contents(loader) if draw_globals()] for _ in range(2)]
+            shuffled = [[batch for batch in contents(loader) if draw_globals()] for _ in range(2)]
         drawn = draw_globals()
         seed_globals(seed)
         assert drawn == [draw_globals() for _ in range(2 * LENGTH // BATCH_SIZE + 1)][-1]
-        return found
+        return shuffled
 
     first, second = epochs(kind, 1)
     assert epochs("inline", 2) == [first, second] and first != second
@@ -125,9 +125,9 @@ def test_a_long_epoch_is_drawn_in_blocks_in_the_loops_thread_whose_own_draws_do_
 
     def indices(draws: bool) -> list[int]:
         made = ([int(np.random.randint(9))] for _ in range(length) if threads.add(threading.get_ident()) is None)
-        given = {"batch_sampler": made} if as_batches else {"sampler": (row for (row,) in made), "batch_size": 50}
+        arguments = {"batch_sampler": made} if as_batches else {"sampler": (row for (row,) in made), "batch_size": 50}
         seed_globals(1)
-        with Preloader(WorkerLoader(Numbers(9), num_workers=1, seed=seed, **given), "cpu") as loader:
+        with Preloader(WorkerLoader(Numbers(9), num_workers=1, seed=seed, **arguments), "cpu") as loader:
             return rows(batch for batch in loader if not draws or draw_globals())
 
     threads: set[int] = set()

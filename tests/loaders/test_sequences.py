@@ -54,11 +54,11 @@ class Sequences(RuleBasedStateMachine):
         self.saved: list[tuple[dict[str, Any], tuple[int, int]]] = []  # states, and where they continue
         self.kept: list[tuple[torch.Tensor, list[int]]] = []  # batches, and what they have to be for ever
 
-    @initialize(given=SETTINGS, length=st.sampled_from([22, 22, 22, 4, 0]), bad=st.sampled_from([-1, 13, 3]))
-    def build(self, given: dict[str, Any], length: int, bad: int) -> None:
+    @initialize(options=SETTINGS, length=st.sampled_from([22, 22, 22, 4, 0]), bad=st.sampled_from([-1, 13, 3]))
+    def build(self, options: dict[str, Any], length: int, bad: int) -> None:
         if LOADERS[self.kind].is_stream:
             length = 22  # a stream without a batch is an error
-        self.given = given
+        self.options = options
         self.dataset = Faulty(length, bad)
         self.replace_loader(self.kind, world_size=2)
 
@@ -67,14 +67,14 @@ class Sequences(RuleBasedStateMachine):
         self.kind = kind
         self.case = LOADERS[kind]
         world_size = 1 if self.case.is_stream else world_size
-        given = {**self.given, "rank": self.given["rank"] % world_size, "world_size": world_size}
+        options = {**self.options, "rank": self.options["rank"] % world_size, "world_size": world_size}
         # An error ends torch's epoch and that of a set that is read at once, and moves a stream's batches.
         has_errors = not (self.case.reads_once or self.case.is_stream or self.case.is_torchs)
         dataset = self.dataset if has_errors else Faulty(self.dataset.length)
         self.bad = dataset.bad
         self.size = SIZE // world_size
-        self.loader = make(kind, dataset, self.size, **given)
-        self.order = given
+        self.loader = make(kind, dataset, self.size, **options)
+        self.order = options
         self.upcoming = 0, 0
         self.running = None
         self.iterator = None

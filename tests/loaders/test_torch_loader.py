@@ -39,7 +39,7 @@ def test_a_worker_that_fails_is_torchs_error_and_ends_the_epoch(torch_looks_ofte
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_ranks_augment_differently(make, num_workers):
     ranks = [next(make(Augmented(8), rank=rank, world_size=2, num_workers=num_workers)) for rank in range(2)]
-    assert not any(torch.equal(one, other) for one, other in zip(*(batch[1:] for batch in ranks), strict=True))
+    assert not any(torch.equal(first, second) for first, second in zip(*(batch[1:] for batch in ranks), strict=True))
 
 
 @pytest.mark.cuda

@@ -30,9 +30,9 @@ def test_auto_takes_a_worker_for_each_core_and_the_bytes_are_the_same():
 
 
 def test_ranks_share_a_global_batch_with_the_random_numbers_of_a_single_rank():
-    given = {"shuffle": True, "seed": 7}
-    whole = [batch["noise"] for batch in WorkerLoader(Written(24), 12, **given)]
-    shares = [WorkerLoader(Written(24), 6, rank=rank, world_size=2, **given) for rank in (0, 1)]
+    options = {"shuffle": True, "seed": 7}
+    whole = [batch["noise"] for batch in WorkerLoader(Written(24), 12, **options)]
+    shares = [WorkerLoader(Written(24), 6, rank=rank, world_size=2, **options) for rank in (0, 1)]
     for batch, *parts in zip(whole, *shares, strict=True):
         assert torch.equal(batch, torch.cat([part["noise"] for part in parts]))
 
@@ -45,8 +45,8 @@ def test_ranks_share_a_global_batch_with_the_random_numbers_of_a_single_rank():
 def test_without_a_seed_torch_gives_the_order_bit_for_bit(workers, generator):
     def order(kind: type) -> list:
         torch.manual_seed(5)
-        given = {"generator": torch.Generator().manual_seed(8)} if generator else {}
-        loader = kind(Numbers(40), 4, shuffle=True, num_workers=workers, **given)
+        options = {"generator": torch.Generator().manual_seed(8)} if generator else {}
+        loader = kind(Numbers(40), 4, shuffle=True, num_workers=workers, **options)
         return [[contents(loader) for _ in range(2)], torch.rand(2).tolist()]
 
     assert order(WorkerLoader) == order(DataLoader)

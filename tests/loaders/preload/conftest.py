@@ -55,4 +55,4 @@ def impatient(monkeypatch):
 def preloading():
     """The preloaders' threads that the test has running."""
     before = set(threading.enumerate())
-    return lambda: [one for one in threading.enumerate() if one.name == "preloader" and one not in before]
+    return lambda: [thread for thread in threading.enumerate() if thread.name == "preloader" and thread not in before]

@@ -75,7 +75,8 @@ def test_a_larger_batch_is_locked_anew_and_pages_are_unlocked_before_they_are_gi
         pinned = sim.pinned
         low = [low for _ in range(3) for low, _, _ in consumed(loader)]
         assert sim.pinned - pinned == 3 * LABELS
-    assert low == [[2 * index for index in range(at, at + BATCH)] for at in range(0, ROWS, BATCH)] * 3
+    epoch = 2 * torch.arange(ROWS).view(-1, BATCH)
+    assert low == epoch.tolist() * 3
 
 
 @METHODS

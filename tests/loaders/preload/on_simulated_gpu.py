@@ -234,8 +234,8 @@ def test_steps_and_spans_are_timed_on_their_own_device():
     assert {Timeline.COPY_STREAM, Timeline.GPU, "preloader", "training loop"} <= {span.lane for span in spans}
     arrived = {span.batch: span.end for span in spans if span.lane == Timeline.COPY_STREAM}
     steps = {span.batch: span.start for span in spans if (span.lane, span.activity) == (Timeline.GPU, "compute")}
-    both = steps.keys() & arrived.keys()
-    assert both and all(arrived[batch] <= steps[batch] for batch in both)
+    timed = steps.keys() & arrived.keys()
+    assert timed and all(arrived[batch] <= steps[batch] for batch in timed)
 
 
 def test_a_stream_is_made_for_the_preloader_and_not_for_each_epoch():
