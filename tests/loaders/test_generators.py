@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from loaders import WorkerLoader
 from loaders.generators import Seeder, generators_in
 
-COUNT = 256
+COUNT = 128
 
 
 class Draws:
