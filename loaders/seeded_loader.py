@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from .arguments import as_index
 from .iterators import Cursor, EpochIterator, Position, no_batch_left
@@ -45,6 +46,8 @@ class SeededLoader(WorkerLoader[T_co]):
     _length = 0  # the dataset's length when the workers got it
 
     def __iter__(self) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return torch._dynamo.disable(self.__iter__)()
         self._check_open()
         position = self._next_position()
         length = length_of(self.dataset)

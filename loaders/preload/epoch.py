@@ -277,4 +277,6 @@ class PreloaderIterator:
         return len(self._owner.loader)
 
     def __next__(self) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return torch._dynamo.disable(self.__next__)()
         return self._epoch.next()

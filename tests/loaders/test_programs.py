@@ -152,3 +152,28 @@ def test_a_worker_init_fn_that_is_a_method_of_the_dataset_has_the_dataset_that_i
     settings = {"num_workers": 1, "multiprocessing_context": method, "seed": seed}
     with WorkerLoader(dataset, 2, worker_init_fn=dataset.open, **settings) as loader:
         assert contents(loader) == [[100, 101]]
+
+
+# torch.compile of a function that holds the loop
+
+COMPILED_LOOP = """
+import torch
+from loaders import Preloader, WorkerLoader
+
+@torch.compile(backend="eager")
+def total(loader):
+    found = torch.zeros(())
+    for (numbers,) in loader:
+        found = found + (numbers * 2).sum()
+    return found
+
+dataset = torch.utils.data.TensorDataset(torch.arange(12.0))
+with WorkerLoader(dataset, 4, num_workers=1) as plain, WorkerLoader(dataset, 4, num_workers=1, seed=0) as seeded:
+    print([total(loader).item() for loader in (plain, seeded, seeded, Preloader(seeded, "cpu", 1))])
+"""
+
+
+@pytest.mark.timeout(90)
+def test_a_compiled_function_may_hold_the_whole_loop(python):
+    done = python.run("-c", COMPILED_LOOP, timeout=80)
+    assert done.stdout == "[132.0, 132.0, 132.0, 132.0]\n", done.stderr

@@ -154,6 +154,7 @@ def test_close_gives_up_a_thread_that_does_not_come_back_and_says_so(make, block
 
 
 NEVER_CLOSED = """
+import builtins
 import threading
 import torch
 from loaders import Preloader
@@ -169,6 +170,13 @@ def silent():
 
 never_answered = iter(Preloader(silent(), "cpu", 2))
 started.wait()
+
+class WithoutModules:
+    def end(self, unblock):
+        threading.is_gone
+
+builtins.outlives_modules = Preloader([], "cpu", 0)
+builtins.outlives_modules._epoch = WithoutModules()
 """
 
 
