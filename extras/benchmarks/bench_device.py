@@ -75,13 +75,15 @@ def hidden_share(copy: float, step: float, host: float, depth: int, batches: int
     """Returns the share of the copies' time that a Preloader hides behind the steps.
 
     copy, step, host: seconds per batch for copying, for a training step, and on the host, where the preloader's thread
-    makes one batch after the other ready. It copies a batch when the use of the one depth + 2 earlier is done.
+    makes one batch after the other ready. It copies a batch when the batch depth + 2 earlier has been used.
     """
 
     def total(copy: float) -> float:
         if depth == 0:
             return batches * (host + copy + step)
-        ready, copied, done = 0.0, 0.0, [0.0] * (depth + 2)
+        ready = 0.0
+        copied = 0.0
+        done = [0.0] * (depth + 2)
         for _ in range(batches):
             ready = max(ready, done[-depth - 2]) + host
             copied = max(copied, ready) + copy
@@ -97,8 +99,11 @@ class Bench:
     def __init__(self, model: str, batch_size: int | None, steps: int | None, workers: int, device: torch.device):
         self.model = model
         self.make_model, size, classes, its_batch_size, its_steps = MODELS[model]
-        self.batch_size, self.steps = batch_size or its_batch_size, steps or its_steps
-        self.workers, self.device, self.accelerator = workers, device, Accelerator(device)
+        self.batch_size = batch_size or its_batch_size
+        self.steps = steps or its_steps
+        self.workers = workers
+        self.device = device
+        self.accelerator = Accelerator(device)
         self.dtype = torch.bfloat16 if self.accelerator.has_bf16() else torch.float32
         self.warmup_steps = 3 * workers + 2
         self.batches = 2 * ROUNDS * (self.steps + self.warmup_steps)  # more than are used, so that no epoch ends

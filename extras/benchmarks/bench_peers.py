@@ -42,9 +42,11 @@ PACKS = {"pack of files": ["jpeg"], "pack, short side 256": ["jpeg", "--short-si
 NAMES = {"torch": "DataLoader, Pillow", "torch-tv": "DataLoader, torchvision's decoder", "workers": "WorkerLoader"}
 NAMES |= {peer: package.split()[-1] for peer, (package, _) in PEERS.items()}
 FILES = [(loader, "files") for loader in ("torch", "torch-tv", *PEERS, "workers")]
-ROWS = {f"{a}, {b}": (a, b) for a, b in [*FILES, ("ffcv", "pack, short side 256"), *(("workers", b) for b in PACKS)]}
+PACK_ROWS = [("ffcv", "pack, short side 256"), *(("workers", pack) for pack in PACKS)]
+ROWS = {f"{loader}, {reads}": (loader, reads) for loader, reads in [*FILES, *PACK_ROWS]}
 NOTES = "space: of the files; ±: half of the rounds' range; ratio: to the first row. FFCV reads its own file format."
-ROUNDS, COLORS = 5, ("red", "green", "blue")
+ROUNDS = 5
+COLORS = ("red", "green", "blue")
 COLUMNS: Columns = (
     ("name", "loader", "{}"),
     ("reads", "reads", "{}"),
@@ -95,17 +97,20 @@ def setup(peer: str) -> None:
 
 def compare(given: Any, root: Path, folder: Path) -> tuple[list[Row], dict[str, str]]:
     """The rows of the table, and for each row that is left out the reason."""
-    space, left = {"files": sum(path.stat().st_size for path in root.glob("train/*/*"))}, dict[str, str]()
+    left = dict[str, str]()
+    space = {"files": sum(path.stat().st_size for path in root.glob("train/*/*"))}
     for pack, options in PACKS.items():
         make_pack(root, folder / pack, "--format", *options)
         space[pack] = sum(path.stat().st_size for path in Path(folder, pack).glob("train-*"))
     first, *others = rows = in_turns(ROWS, lambda row: measure(row, given, root, folder, left), ROUNDS)
     for row in others:
-        if (off := max(abs(row[color] - first[color]) for color in COLORS)) > 2:
+        off = max(abs(row[color] - first[color]) for color in COLORS)
+        if off > 2:
             left[row["loader"]] = f"the mean of a color is {off:.1f} levels from Pillow's"
     speeds = {row["loader"]: row["images_per_second"] for row in rows}
     for row in rows:
-        (loader, reads), speed = ROWS[row["loader"]], row["images_per_second"]
+        loader, reads = ROWS[row["loader"]]
+        speed = row["images_per_second"]
         row |= {"name": NAMES[loader], "reads": reads, "space": space[reads] / space["files"]}
         row |= {"ratio": speed / first["images_per_second"], "ours": speeds[f"workers, {reads}"] / speed}
     return [row for row in rows if row["loader"] not in left], left
@@ -116,7 +121,8 @@ def draw(rows: list[Row], title: str) -> bytes:
     rows = [row for row in rows if row["reads"] != "pack of pixels"]
     figure = new_figure(title, 11, 1 + 0.34 * len(rows))
     axes = figure.subplots()
-    names, speeds = [f"{row['name']}: {row['reads']}" for row in rows], [row["images_per_second"] for row in rows]
+    names = [f"{row['name']}: {row['reads']}" for row in rows]
+    speeds = [row["images_per_second"] for row in rows]
     spreads = [row["spread"] * row["images_per_second"] for row in rows]
     colors = ["#08519c" if row["name"] == NAMES["workers"] else "#9ecae1" for row in rows]
     bars = axes.barh(names, speeds, color=colors, xerr=spreads, ecolor="#d94801")

@@ -24,7 +24,8 @@ class PreDataLoader:
     """
 
     def __init__(self, loader: Iterable[Any], device: torch.device, transform: Callable[[Any, Any], Any]) -> None:
-        self._loader, self._transform = loader, transform
+        self._loader = loader
+        self._transform = transform
         self._accelerator = Accelerator(device)
         self._stream = self._accelerator.new_stream() if self._accelerator.has_streams else None
         self._queue: queue.Queue[Any] = queue.Queue(2)
@@ -78,6 +79,7 @@ def timm_batches(loader: Any, dataset: Any, device: torch.device, dtype: torch.d
     """timm's PrefetchLoader: the next batch is copied and normalised on a side stream while a step runs."""
     from timm.data.loader import PrefetchLoader
 
-    mean, std = tuple(dataset.mean), tuple(dataset.std)
+    mean = tuple(dataset.mean)
+    std = tuple(dataset.std)
     for image, label in PrefetchLoader(loader, mean, std, len(mean), device, dtype):
         yield {"image": image.contiguous(memory_format=torch.channels_last), "label": label}

@@ -22,7 +22,8 @@ from extras.benchmarks.bench_images import TRAINING, open_pack, stock_pictures
 from loaders import tensors
 from scripts.bench_workloads import Plain, loader_rows
 
-SIZE, BATCH = 224, 64
+SIZE = 224
+BATCH = 64
 
 
 def spdl(dataset: Any, workers: int) -> Any:
@@ -30,7 +31,8 @@ def spdl(dataset: Any, workers: int) -> Any:
     from spdl.dataloader import DataLoader
 
     def decode(index: int) -> tuple[Any, int]:
-        packets, draws = spdl.io.demux_image(dataset.path(index)), np.random.rand(41).tolist()
+        packets = spdl.io.demux_image(dataset.path(index))
+        draws = np.random.rand(41).tolist()
         left, top, right, bottom = random_crop((packets.codec.width, packets.codec.height), 0.08, draws[1:])
         crop = f"crop={right - left}:{bottom - top}:{left}:{top}:exact=1,scale={SIZE}:{SIZE}:flags=bilinear"
         filters = f"{crop}{',hflip' if draws[0] < 0.5 else ''},format=pix_fmts=rgb24"

@@ -54,7 +54,8 @@ def make(root: Path) -> None:
     The first process on a machine makes them. The others wait for it, and then find its files.
     Raises DataError if the disk is full or cannot be written to.
     """
-    partial, lock = root.with_name(f".{root.name}.partial"), root.with_name(f".{root.name}.lock")
+    partial = root.with_name(f".{root.name}.partial")
+    lock = root.with_name(f".{root.name}.lock")
     count = sum(COUNTS.values()) * len(CLASSES)
     remedy = "set data.root=FOLDER to a new folder on a disk with enough space"
     with explained(f"the photographs could not be made in {root.resolve()}", remedy, OSError):
@@ -63,7 +64,7 @@ def make(root: Path) -> None:
             if root.exists():
                 return
             log.info("making %s photographs, once: up to %d MB in %s", f"{count:,}", count * BYTES // 10**6, root)
-            shutil.rmtree(partial, ignore_errors=True)  # of a process that was interrupted
+            shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted process
             try:
                 write_all(partial, count)
                 partial.rename(root)

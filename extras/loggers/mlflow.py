@@ -28,7 +28,8 @@ class MLflow(Logger):
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        name, folder = self.options["experiment"], self.sweep or self.folder
+        name = self.options["experiment"]
+        folder = self.sweep or self.folder
         with FileLock(folder / ".mlflow.lock"):  # jobs of a sweep may create the tables at the same time
             self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder}/mlflow.db")
             found = self._client.get_experiment_by_name(name)

@@ -13,9 +13,12 @@ from training.figure import INK, new_figure, png
 from training.files import write_whole
 from training.run import Run
 
-# The lanes that a Timeline of the loaders has, besides one for each worker. Its spans have lane, activity, start, end,
-# and batch: the epoch and the number in it, or None.
-TRAINING, PRELOADER, COPY_STREAM, GPU = "training loop", "preloader", "copy stream", "GPU"
+# The lanes of loaders.Timeline, besides one for each worker. Its spans have lane, activity, start, end, and batch: the
+# epoch and the number of the batch in it, or None.
+TRAINING = "training loop"
+PRELOADER = "preloader"
+COPY_STREAM = "copy stream"
+GPU = "GPU"
 PALE = "#8a8a8a"
 ACTIVITIES = {  # their meanings and colors; a later one covers an earlier one
     "wait": ("waiting for the loader", "#d62728"),
@@ -42,9 +45,9 @@ class TimelinePicture:
 
     def on_start(self, run: Run) -> None:
         if self.steps:
-            device, untimed = run.processes.device, run.config.timing.warmup_steps
+            device = run.processes.device
             self.timeline = run.train_loader.timeline = Timeline(device)
-            run.timer = StepTimer(device, untimed, self.timeline, self.steps)
+            run.timer = StepTimer(device, run.config.timing.warmup_steps, self.timeline, self.steps)
             run.clock.watchers.append(self._add_phase)
 
     def _add_phase(self, phase: str, start: float, end: float) -> None:
@@ -52,7 +55,10 @@ class TimelinePicture:
             self.timeline.add(TRAINING, phase, start, end, None)
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
-        if self.timeline is not None and run.is_main and (spans := self.timeline.spans()):
+        if self.timeline is None or not run.is_main:
+            return
+        spans = self.timeline.spans()
+        if spans:
             write_whole(run.folder / "timeline.json", trace(spans))
             write_whole(run.folder / "timeline.png", draw_timeline(spans))
 
@@ -67,7 +73,8 @@ def lanes_of(spans: Sequence[Any]) -> list[str]:
 
 def trace(spans: Sequence[Any]) -> str:
     """A trace in Chrome's JSON format: a thread per lane, times in microseconds, arrows that follow each batch."""
-    lanes, zero = lanes_of(spans), min((span.start for span in spans), default=0.0)
+    lanes = lanes_of(spans)
+    zero = min((span.start for span in spans), default=0.0)
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": lane}}
         for number, lane in enumerate(lanes)
@@ -92,40 +99,48 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
     the picture: with many workers batches are read long before.
     """
     consumer = GPU if any(span.lane == GPU for span in spans) else TRAINING
-    own = [span for span in spans if span.lane == consumer and span.activity in ("wait", "compute")]
-    start = own[0].start if own else 0.0
-    ends = [span.end for span in own if span.activity == "compute"][:MOST_STEPS]
+    consumed = [span for span in spans if span.lane == consumer and span.activity in ("wait", "compute")]
+    start = consumed[0].start if consumed else 0.0
+    ends = [span.end for span in consumed if span.activity == "compute"][:MOST_STEPS]
     end = ends[-1] if ends else start + 1e-3
-    spans = [  # their parts in the picture, in milliseconds
-        span._replace(start=1000 * (max(span.start, start) - start), end=1000 * (min(span.end, end) - start))
-        for span in spans
-        if span.end > start and span.start < end
-    ]
-    lanes, width = lanes_of(spans), 1000 * (end - start)
-    least = 0.012 * width  # of a span that has room for its number
-    height = len(lanes) or 1
-    figure = new_figure(
-        title_of([span for span in spans if span.lane == consumer]), 14, 1.9 + min(0.62 * height, TALLEST)
-    )
+    width = 1000 * (end - start)
+    shown = []  # the parts of the spans that are in the picture, in milliseconds
+    for span in spans:
+        if span.end > start and span.start < end:
+            begins = 1000 * (span.start - start)
+            ends_at = 1000 * (span.end - start)
+            shown.append(span._replace(start=max(0, begins), end=min(width, ends_at)))
+    rows = {lane: row for row, lane in enumerate(lanes_of(shown))}
+    height = len(rows) or 1
+    title = title_of([span for span in shown if span.lane == consumer])
+    figure = new_figure(title, 14, 1.9 + min(0.62 * height, TALLEST))
     axes = figure.subplots()
+    least = 0.012 * width  # milliseconds of a span that has room for its number
     for activity, (meaning, color) in ACTIVITIES.items():
-        if shown := [span for span in spans if span.activity == activity and span.end - span.start > least / 20]:
-            parts = [(lanes.index(span.lane), span.end - span.start, 0.62, span.start) for span in shown]
-            style = {"color": color, "edgecolor": "white", "linewidth": 0.5, "label": meaning}
-            bars = axes.barh(*zip(*parts, strict=True), **style)
-            if activity in NUMBERED:
-                numbers = [str(one.batch[1]) if one.batch and one.end - one.start > least else "" for one in shown]
-                axes.bar_label(bars, numbers, label_type="center", fontsize=8, color=NUMBERED[activity])
-    read = {  # when and in which row a batch was read
-        span.batch: (span.end, lanes.index(span.lane) + 0.31) for span in spans if span.activity in ("read", "collate")
-    }
+        visible = [span for span in shown if span.activity == activity and span.end - span.start > least / 20]
+        if not visible:
+            continue
+        lengths = [span.end - span.start for span in visible]
+        style = {"color": color, "edgecolor": "white", "linewidth": 0.5, "label": meaning}
+        starts = [span.start for span in visible]
+        bars = axes.barh([rows[span.lane] for span in visible], lengths, 0.62, starts, **style)
+        if activity in NUMBERED:
+            numbers = [
+                str(span.batch[1]) if span.batch and length > least else ""
+                for span, length in zip(visible, lengths, strict=True)
+            ]
+            axes.bar_label(bars, numbers, label_type="center", fontsize=8, color=NUMBERED[activity])
+    reading_ends = {}  # when each batch was read, and the height of the line's beginning
+    for span in shown:
+        if span.activity in ("read", "collate"):
+            reading_ends[span.batch] = (span.end, rows[span.lane] + 0.31)
     caption = "milliseconds; numbers count batches"
-    for step in spans:
-        if step.lane == consumer and step.activity == "compute" and step.batch in read:
-            way = read[step.batch], (step.start, lanes.index(consumer) - 0.31)
-            axes.plot(*zip(*way, strict=True), color=PALE, linewidth=0.7, zorder=0)
+    for span in shown:
+        if span.lane == consumer and span.activity == "compute" and span.batch in reading_ends:
+            x, y = reading_ends[span.batch]
+            axes.plot([x, span.start], [y, rows[consumer] - 0.31], color=PALE, linewidth=0.7, zorder=0)
             caption = "milliseconds; numbers count batches, and a line follows a batch to its step"
-    axes.set_yticks(range(len(lanes)), lanes)
+    axes.set_yticks(range(len(rows)), list(rows))
     axes.set_ylim(height - 0.5, -0.5)
     axes.set_xlim(0, width)
     axes.set_xlabel(caption)
@@ -136,14 +151,18 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
 
 
 def title_of(spans: Sequence[Any]) -> str:
-    """How many steps there are in the lane of the training loop or of the GPU, and what its time was spent on."""
-    seconds = dict.fromkeys(ACTIVITIES, 0.0)
+    """The number of steps in the lane of the training loop or of the GPU, and how its time was spent."""
+    steps = 0
+    durations = dict.fromkeys(ACTIVITIES, 0.0)
     for span in spans:
-        seconds[span.activity] += span.end - span.start
-    steps, preparing = sum(span.activity == "compute" for span in spans), seconds["copy"] + seconds["transform"]
-    total = seconds["wait"] + seconds["compute"] or 1.0  # preparing is a part of the waiting
-    waiting = (seconds["wait"] - preparing) / total
-    shares = f"{seconds['compute'] / total:.0%} computing, {waiting:.0%} waiting for the loader (red)"
-    return f"{steps} training steps: {shares}" + (
-        f", {preparing / total:.0%} making batches ready" if preparing > 0.01 * total else ""
-    )
+        durations[span.activity] += span.end - span.start
+        if span.activity == "compute":
+            steps += 1
+    preparing = durations["copy"] + durations["transform"]  # a part of the waiting
+    total = durations["wait"] + durations["compute"] or 1.0
+    computing = durations["compute"] / total
+    waiting = (durations["wait"] - preparing) / total
+    title = f"{steps} training steps: {computing:.0%} computing, {waiting:.0%} waiting for the loader (red)"
+    if preparing > 0.01 * total:
+        title += f", {preparing / total:.0%} making batches ready"
+    return title
