@@ -287,7 +287,7 @@ def test_a_table_has_scores_alone_and_a_column_of_numbers(table, tmp_path):
 def test_new_images_are_prepared_where_the_test_set_was_split_off_the_training_set(tmp_path, is_mixture):
     images = write_images(tmp_path / "images", count=4)
     part = {"table": str(write_table(images)), "image_size": 8, "cache": "ram", "cache_dir": str(tmp_path / "cache")}
-    part["test_transform"] = {"_target_": f"{HERE}.dark"}
+    part["transform"] = part["test_transform"] = {"_target_": f"{HERE}.dark"}
     prefix = "data"
     choice = ["data=image_table"]
     if is_mixture:
