@@ -73,7 +73,9 @@ def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_begi
         after = held()
         assert loader.stats()["workers"]["deaths"] == 0
     assert multiprocessing.active_children() == []
-    assert after["bytes"] < before["bytes"] + 12e6
+    # The heap of a process that has run other tests varies by some 12 MB. A batch has 1 MB: the slow rows notice one
+    # that is held in each epoch, the fast row two or three.
+    assert after["bytes"] < before["bytes"] + 20e6
     for figure in ("descriptors", "mappings"):
         assert after[figure] <= before[figure] + 24
     for figure in ("processes", "threads"):
