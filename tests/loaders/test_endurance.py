@@ -1,6 +1,8 @@
 """A loader that runs for weeks: memory stays flat and nothing is left over, also where an evaluation loader is forked
-in each epoch. The short form runs always, the long one is slow. `python tests/loaders/test_endurance.py WAY 10 18` prints
-the figures."""
+in each epoch. The short form runs always, the long one is slow.
+
+`python tests/loaders/test_endurance.py preloader 10 18` prints the figures.
+"""
 
 import gc
 import json
