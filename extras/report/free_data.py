@@ -55,21 +55,23 @@ def measure_free_steps(run: Run, seconds: float, step_seconds: float) -> Measure
 
 def kept_batches(loader: Preloader, seconds: float) -> list[Any]:
     """Up to REPETITIONS of the loader's next batches, and at least one."""
-    batches, late = list[Any](), time.perf_counter() + seconds
+    batches: list[Any] = []
+    until = time.perf_counter() + seconds
     for batch in loader:
         batches.append(batch)
-        if len(batches) == REPETITIONS or time.perf_counter() > late:
+        if len(batches) == REPETITIONS or time.perf_counter() > until:
             break
     return batches
 
 
 def measure(run: Run, batches: list[Any], seconds: float) -> list[float]:
+    """The mean seconds of a step in each repetition; [] after a signal, or if it would take too long."""
     slowest = max(repeat(run, batches[0], WARM_UP_STEPS), default=float("inf"))
     if slowest * REPETITIONS > LONGEST * seconds:
         return []
     steps = max(1, min(MOST_STEPS, int(seconds / REPETITIONS / slowest)))
-    found = [repeat(run, batches[number % len(batches)], steps) for number in range(REPETITIONS)]
-    return [statistics.mean(times) for times in found] if all(found) else []
+    repetitions = [repeat(run, batches[number % len(batches)], steps) for number in range(REPETITIONS)]
+    return [statistics.mean(times) for times in repetitions] if all(repetitions) else []
 
 
 def repeat(run: Run, batch: Any, steps: int) -> list[float]:
@@ -89,7 +91,8 @@ def queueing_seconds(run: Run, batches: list[Any], steps: int) -> float | None:
     """
     if run.trainer.device.type == "cpu":
         return None
-    accelerator, seconds = Accelerator(run.trainer.device), list[float]()
+    accelerator = Accelerator(run.trainer.device)
+    seconds = []
     for number in range(steps):
         accelerator.synchronize()
         began = time.perf_counter()

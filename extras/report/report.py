@@ -83,10 +83,11 @@ class Report:
             if run.is_main:
                 self._write_page(run, {}, "ended by an error")  # Run.end turns an error of it into a warning
             return
-        total, stats = run.processes.total(run.timer.run()), run.train_loader.stats()
-        found: dict[str, Any] = {} if summary is None else summary
-        found.setdefault("verdict", verdict(total, run.config.loader.name, stats))
-        found |= {
+        total = run.processes.total(run.timer.run())
+        stats = run.train_loader.stats()
+        facts: dict[str, Any] = {} if summary is None else summary
+        facts.setdefault("verdict", verdict(total, run.config.loader.name, stats))
+        facts |= {
             "phase_seconds": {name: round(seconds, 3) for name, seconds in phases_of(run).items()},
             "host": platform.node(),
             "memory_bytes": peak_memory(),
@@ -98,45 +99,47 @@ class Report:
             "callbacks_ms": 1000 * callback_seconds(run),
         }
         if summary is not None and total.steps:
-            self._measure(run, total, stats, found)
-        lines = [found["verdict"], "", *phase_table(found["phase_seconds"])]
+            self._measure(run, total, stats, facts)
+        lines = [facts["verdict"], "", *phase_table(facts["phase_seconds"])]
         if total.steps:
-            lines += ["", *step_table(run), "", *worker_lines(stats), free_sentence(found)]
-        if (others := found["others_cpu_fraction"]) > OTHERS:
+            lines += ["", *step_table(run), "", *worker_lines(stats), free_sentence(facts)]
+        others = facts["others_cpu_fraction"]
+        if others > OTHERS:
             lines.append(f"Other programs used {others:.0%} of the cores: an idle machine gives other figures.")
-        lines.append(memory_sentence(found))
+        lines.append(memory_sentence(facts))
         log.info("%s", "\n".join(lines[1:]))  # the verdict comes last on the terminal
         if run.is_main:
             text = "\n".join(lines)
             write_whole(run.folder / "report.md", f"# Run {run.folder.resolve().name}\n\n```\n{text}\n```\n")
-            self._write_page(run, found, "finished" if summary is not None else "stopped")
+            self._write_page(run, facts, "finished" if summary is not None else "stopped")
 
-    def _measure(self, run: Run, total: Window, stats: dict[str, Any], found: dict[str, Any]) -> None:
-        """Measures steps with free data, and adds what they tell to `found`."""
-        load, seconds = Load(), min(self.seconds, total.seconds / 5)
-        step, computing = total.seconds / total.steps, (total.seconds - total.wait_seconds) / total.steps
+    def _measure(self, run: Run, total: Window, stats: dict[str, Any], facts: dict[str, Any]) -> None:
+        """Measures steps with free data, and adds what they tell to `facts`."""
+        load = Load()
+        seconds = min(self.seconds, total.seconds / 5)
+        computing = (total.seconds - total.wait_seconds) / total.steps
         measured = measure_free_steps(run, seconds, computing) if seconds else None
-        found["others_cpu_fraction"] = others = max(found["others_cpu_fraction"], load.of_others())
+        others = max(facts["others_cpu_fraction"], load.of_others())
+        facts["others_cpu_fraction"] = others
         if measured is None:
             return
         measured = replace(measured, callbacks=callback_seconds(run), others=others)
-        found["verdict"] = verdict(total, run.config.loader.name, stats, measured)
-        found["free_step_ms"] = [1000 * measured.free[0], 1000 * measured.free[-1]]
-        found["free_data_gain"] = [*measured.gains(step)]
-        found["queueing_ms"] = None if measured.queueing is None else 1000 * measured.queueing
+        facts["verdict"] = verdict(total, run.config.loader.name, stats, measured)
+        facts["free_step_ms"] = [1000 * measured.free[0], 1000 * measured.free[-1]]
+        facts["free_data_gain"] = [*measured.gains(total.seconds / total.steps)]
+        facts["queueing_ms"] = None if measured.queueing is None else 1000 * measured.queueing
 
 
 def where(run: Run) -> dict[str, Any]:
     """What runs where, for the page."""
     device = run.trainer.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    loader, workers = run.config.loader.name, run.config.loader.num_workers
     return {
         "host": platform.node(),
         "device": name,
         "processes": run.processes.world_size,
-        "loader": loader,
-        "num_workers": workers,
+        "loader": run.config.loader.name,
+        "num_workers": run.config.loader.num_workers,
         "batch_size": run.config.train.batch_size,
         "git_commit": git_commit(),
         "versions": versions(),
@@ -144,7 +147,7 @@ def where(run: Run) -> dict[str, Any]:
 
 
 def facts_until_now(run: Run) -> dict[str, Any]:
-    """Of this process alone: others may not wait for it."""
+    """The figures of this process alone: it must not wait for the others."""
     facts: dict[str, Any] = {"phase_seconds": phases_of(run)}
     if run.timer.whole().steps > run.config.timing.warmup_steps:
         facts["verdict"] = verdict(run.timer.run(), run.config.loader.name, run.train_loader.stats())
@@ -152,13 +155,14 @@ def facts_until_now(run: Run) -> dict[str, Any]:
 
 
 def callback_seconds(run: Run) -> float:
-    """Of the callbacks' on_step, per step."""
+    """The seconds that the callbacks' on_step took, per step."""
     return run.callback_seconds / max(1, run.timer.whole().steps)
 
 
 def phases_of(run: Run) -> dict[str, float]:
     """The seconds of each phase of the run until now, with training in three parts."""
-    whole, first = run.timer.whole(), run.timer.first_batch_seconds or 0.0
+    whole = run.timer.whole()
+    first = run.timer.first_batch_seconds or 0.0
     run.clock.switch_to("the rest")  # adds the time until now
     others = dict(run.clock.seconds)
     start_up = others.pop("start-up")
@@ -188,7 +192,9 @@ def step_table(run: Run) -> list[str]:
 
 def worker_lines(stats: dict[str, Any]) -> list[str]:
     """What a batch costs its worker, and its copy to the device."""
-    lines, workers, preloader = [], stats.get("workers", {}), stats.get("preloader", {})
+    lines = []
+    workers = stats.get("workers", {})
+    preloader = stats.get("preloader", {})
     if batches := workers.get("read_batches"):
         busy, cpu, queued = (1000 * workers[f"worker_{key}_seconds"] / batches for key in ("busy", "cpu", "queued"))
         parts = f"computing {cpu:.1f} ms, waiting for a core {queued:.1f} ms"
