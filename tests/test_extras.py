@@ -53,6 +53,13 @@ def test_imports_of_the_core_run_downwards():
             assert found <= BELOW[part] | {part}, name
 
 
+def test_the_rest_of_the_repository_imports_from_the_loaders_package_and_no_deeper():
+    for name in MODULES:
+        if name.split(".")[0] not in ("loaders", "tests") and ".tests." not in name:
+            deeper = [module for module in imports(name) if module.startswith("loaders.")]
+            assert deeper == [], name
+
+
 def test_there_is_no_circle_of_imports_lazy_ones_counted():
     TopologicalSorter({name: set(imports(name)) - {name} for name in MODULES}).prepare()  # a CycleError names them
 

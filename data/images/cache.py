@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from data.errors import DataError, explained
-from loaders.machine import available_memory, local_ranks
+from loaders import available_memory, local_ranks
 
 with suppress(ImportError):  # not on Windows
     import fcntl

@@ -23,8 +23,7 @@ from data.augment import Augment
 from data.batch_transform import BatchTransform, name_of
 from data.own_transform import OwnTransform
 from extras.report.curves import number
-from loaders import Random, move
-from loaders.randomness import preserved_globals
+from loaders import Random, move, preserved_globals
 from training.files import write_whole
 from training.page import embedded
 from training.run import Run
