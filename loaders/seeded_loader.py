@@ -39,6 +39,7 @@ class SeededLoader(WorkerLoader[T_co]):
     stream per row. A collate_fn of your own gets what `__getitem__` returns instead.
     """
 
+    _needs_seed = True
     _cursor: Cursor | None = None  # where the newest epoch is
     _upcoming: Position | None = None  # where the next epoch begins, if that was named
     _plan: Plan | None = None  # the newest epoch's
@@ -213,6 +214,3 @@ class SeededLoader(WorkerLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cursor": copy(self._cursor), "_plan": None, "_current": None}
-
-
-WorkerLoader.with_seed[False] = SeededLoader

@@ -20,7 +20,7 @@ from data.errors import Range, check_range
 from extras.report import first_batch, page
 from extras.report.free_data import measure_free_steps
 from extras.report.load import Load
-from loaders import Accelerator, Window
+from loaders import Accelerator, LoaderStats, Window
 from training.config import ConfigError
 from training.files import write_whole
 from training.results import git_commit, only_warns, plain, versions
@@ -84,7 +84,7 @@ class Report:
                 self._write_page(run, {}, "ended by an error")  # Run.end turns an error of it into a warning
             return
         total = run.processes.total(run.timer.run())
-        stats = run.train_loader.stats()
+        stats = run.train_loader.figures
         facts: dict[str, Any] = {} if summary is None else summary
         facts.setdefault("verdict", verdict(total, run.config.loader.name, stats))
         facts |= {
@@ -113,7 +113,7 @@ class Report:
             write_whole(run.folder / "report.md", f"# Run {run.folder.resolve().name}\n\n```\n{text}\n```\n")
             self._write_page(run, facts, "finished" if summary is not None else "stopped")
 
-    def _measure(self, run: Run, total: Window, stats: dict[str, Any], facts: dict[str, Any]) -> None:
+    def _measure(self, run: Run, total: Window, stats: LoaderStats, facts: dict[str, Any]) -> None:
         """Measures steps with free data, and adds what they tell to `facts`."""
         load = Load()
         seconds = min(self.seconds, total.seconds / 5)
@@ -150,7 +150,7 @@ def facts_until_now(run: Run) -> dict[str, Any]:
     """The figures of this process alone: it must not wait for the others."""
     facts: dict[str, Any] = {"phase_seconds": phases_of(run)}
     if run.timer.whole().steps > run.config.timing.warmup_steps:
-        facts["verdict"] = verdict(run.timer.run(), run.config.loader.name, run.train_loader.stats())
+        facts["verdict"] = verdict(run.timer.run(), run.config.loader.name, run.train_loader.figures)
     return facts
 
 
@@ -190,18 +190,21 @@ def step_table(run: Run) -> list[str]:
     return table([["milliseconds", *rows], *([name, *(f"{value:.1f}" for value in each)] for name, each in columns)])
 
 
-def worker_lines(stats: dict[str, Any]) -> list[str]:
+def worker_lines(stats: LoaderStats) -> list[str]:
     """What a batch costs its worker, and its copy to the device."""
     lines = []
-    workers = stats.get("workers", {})
-    preloader = stats.get("preloader", {})
-    if batches := workers.get("read_batches"):
-        busy, cpu, queued = (1000 * workers[f"worker_{key}_seconds"] / batches for key in ("busy", "cpu", "queued"))
-        parts = f"computing {cpu:.1f} ms, waiting for a core {queued:.1f} ms"
-        lines.append(f"Reading a batch takes {busy:.1f} ms ({parts}); workers: {workers['active_workers']}.")
-    if batches := preloader.get("batches"):
-        copy, transform = (1000 * preloader[f"{key}_seconds"] / batches for key in ("copy", "transform"))
-        lines.append(f"Copying a batch to the device takes {copy:.1f} ms, transforming it {transform:.1f} ms.")
+    workers = stats.workers
+    if workers is not None and workers.read_batches:
+        ms = 1000 / workers.read_batches
+        cpu = f"computing {ms * workers.worker_cpu_seconds:.1f} ms"
+        queued = f"waiting for a core {ms * workers.worker_queued_seconds:.1f} ms"
+        busy = f"Reading a batch takes {ms * workers.worker_busy_seconds:.1f} ms"
+        lines.append(f"{busy} ({cpu}, {queued}); workers: {workers.active_workers}.")
+    preloader = stats.preloader
+    if preloader is not None and preloader.batches:
+        ms = 1000 / preloader.batches
+        copying = f"Copying a batch to the device takes {ms * preloader.copy_seconds:.1f} ms"
+        lines.append(f"{copying}, transforming it {ms * preloader.transform_seconds:.1f} ms.")
     return lines
 
 

@@ -91,9 +91,9 @@ class PreloadedEpoch:
         item = self._get(received.number + 1)
         batch = self._finished(item, copier.hand_over(item.batch, item.ready))
         error = item.error
-        copier.figures["wait_seconds"] += time.perf_counter() - began
+        copier.stats.wait_seconds += time.perf_counter() - began
         if error is None and not item.is_end:
-            copier.figures["batches"] += 1
+            copier.stats.batches += 1
         if copier.timeline is not None:
             copier.timeline.delivered = self._batch_id(item)
         self.received = item  # no call from here on

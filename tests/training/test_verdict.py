@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from loaders import Window, available_cores
+from loaders import LoaderStats, Window, WorkerStats, available_cores
 from tests.configs import LINEAR, steps, train
 from training.verdict import Measured, verdict
 
@@ -14,9 +14,9 @@ def window(wait: float) -> Window:
     return Window(100, 1000, 10.0, 10 * wait)
 
 
-def workers(active: int, busy: float) -> dict:
-    """What loader.stats() says of workers that read for a share `busy` of the ten seconds."""
-    return {"workers": {"active_workers": active, "worker_busy_seconds": 10.0 * active * busy}}
+def workers(active: int, busy: float) -> LoaderStats:
+    """The figures of workers that read for a share `busy` of the ten seconds."""
+    return LoaderStats(WorkerStats(active_workers=active, worker_busy_seconds=10.0 * active * busy))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_word_is_that_of_the_measured_figures_and_nothing_more_is_claimed(wa
     [
         ("prefetch", workers(available_cores() + 1, 1.0), rf"num_workers={available_cores()},.*loader=resident"),
         ("prefetch", workers(1, 1.0), r"Try train\.num_threads=1, loader=resident, or a pack"),
-        ("resident", {"resident": {"bytes": 1}}, r"loader\.preload_depth=0$"),
+        ("resident", LoaderStats(), r"loader\.preload_depth=0$"),
     ],
 )
 def test_a_run_whose_loader_takes_cores_is_told_what_takes_fewer(loader, stats, remedy):
@@ -70,8 +70,8 @@ def test_a_run_whose_loader_takes_cores_is_told_what_takes_fewer(loader, stats, 
 @pytest.mark.parametrize(
     ("loader", "stats", "remedy"),
     [
-        ("torch", {}, "loader=prefetch"),
-        ("prefetch", {}, r"loader\.num_workers=auto"),
+        ("torch", LoaderStats(), "loader=prefetch"),
+        ("prefetch", LoaderStats(), r"loader\.num_workers=auto"),
         ("prefetch", workers(2, 0.2), "idle.*(prefetch_factor|batch_size)"),
         ("prefetch", workers(max(1, available_cores() - 1), 1.0), rf"num_workers={available_cores()}|cheaper"),
         ("prefetch", workers(available_cores(), 1.0), r"cheaper|train\.num_threads=1"),
