@@ -49,7 +49,8 @@ class Cache:
         self, kind: str, folder: str | None, name: str, count: int, gigabytes: float | None, is_copy: bool = False
     ) -> None:
         self._arguments = (kind, folder, name, count, gigabytes)
-        self._verified = np.zeros(count, np.uint64)  # the offset at which this process has verified each image
+        # The hash of each image's record, once the image is verified: forked workers verify an image once for all.
+        self._verified = np.frombuffer(mmap.mmap(-1, count * 8), np.int64)
         if not hasattr(os, "memfd_create"):
             raise DataError(f"data.cache={kind}: it needs Linux; set it to null")
         path = Path(folder or FOLDER).expanduser()
@@ -94,17 +95,17 @@ class Cache:
         """The image (H, W, 3) of the file at `path`, if it is stored and the file has not changed since (`stat`)."""
         start = ROOM.size + index * RECORD.size
         data = self._map[start : start + RECORD.size]
-        offset, *_, height, width, checksum, _ = RECORD.unpack(data)
-        if data != record(path, stat, offset, height, width, checksum):
+        offset, size_of_file, time_of_file, height, width, checksum, _ = RECORD.unpack(data)
+        if size_of_file != stat.st_size or time_of_file != stat.st_ctime_ns:
             return None
         size = height * width * 3
         if offset + size > len(self._map):  # the cache has grown since this process opened it
             return None
         image = np.frombuffer(self._map, np.uint8, size, offset)
-        if self._verified[index] != offset:
-            if zlib.crc32(image.data) != checksum:
+        if self._verified[index] != hash(data):
+            if data != record(path, stat, offset, height, width, checksum) or zlib.crc32(image.data) != checksum:
                 return None
-            self._verified[index] = offset
+            self._verified[index] = hash(data)
         return image.reshape(height, width, 3)
 
     def store(self, index: int, path: str, stat: os.stat_result, image: np.ndarray) -> None:
@@ -120,6 +121,7 @@ class Cache:
             height, width, _ = image.shape
             data = record(path, stat, end, height, width, zlib.crc32(image.data))
             write(self._fd, ROOM.size + index * RECORD.size, memoryview(data))
+            self._verified[index] = hash(data)
         except OSError as error:
             self._say_full(str(error.strerror))
 

@@ -4,6 +4,7 @@ import logging
 import os
 import pickle
 import signal
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -102,6 +103,26 @@ def test_a_file_is_decoded_once_for_all_workers_and_epochs(make, monkeypatch, tm
     with WorkerLoader(make(True), 3, seed=0, num_workers=2) as loader:
         for _ in range(3):
             list(loader)
+    assert log.read_text() == "x" * COUNT
+
+
+def test_an_image_is_verified_once_for_all_workers_and_epochs(make, monkeypatch, tmp_path):
+    dataset = make(True)
+    everything(dataset)
+    crc32 = zlib.crc32
+    log = tmp_path / "verified"
+
+    def counted(data, start=0):
+        if len(data) > 1000:
+            with log.open("a") as file:
+                file.write("x")
+        return crc32(data, start)
+
+    monkeypatch.setattr(zlib, "crc32", counted)
+    for images in (dataset, make(True)):  # the first has stored them itself
+        with WorkerLoader(images, 3, shuffle=True, seed=0, num_workers=2) as loader:
+            for _ in range(3):
+                list(loader)
     assert log.read_text() == "x" * COUNT
 
 
