@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from data.errors import DataError
+from data.own_transform import name_of
 from data.transform import Normalize
 
 log = logging.getLogger(__name__)
@@ -94,8 +95,3 @@ def takes_labels(step: Callable[..., Any]) -> bool:
         return "labels" in inspect.signature(call).parameters
     except ValueError:  # some builtins have no signature
         return False
-
-
-def name_of(step: Any) -> str:
-    function = getattr(step, "func", step)
-    return getattr(function, "__name__", type(function).__name__)

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 LAYOUT = "root/train/CLASS/*.jpg and root/val/CLASS/*.jpg, or other images, also in subfolders of CLASS"
 COMMON = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".avif", ".bmp", ".tif", ".tiff")
 SUFFIXES = (*COMMON, ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm")  # those of torchvision, webdataset, Pillow
+SHOWN = 5  # how many names a sentence lists
 is_hidden = re.compile(r"(?:^|/)\.(?!\.?(?:/|$))").search  # finds a hidden part of a relative path; "./a" has none
 
 
@@ -102,7 +103,8 @@ class ImageFolder(ImageFiles):
         self.folder = root / ("train" if train else "val")
         self.classes = class_names(root / "train")
         if not train and not self.folder.exists():
-            log.info("%s does not exist: the test set is what data.val_fraction splits off train/", self.folder)
+            sentence = "%s does not exist%s: the test set is what data.val_fraction splits off train/"
+            log.info(sentence, self.folder, or_rename(root, "train"))
             self.files, self.labels = np.array([], dtype=bytes), np.array([], dtype=int)
             return
         if train and len(self.classes) == 1:
@@ -134,11 +136,25 @@ def class_names(folder: Path) -> tuple[str, ...]:
     """The names of the folders in `folder`, sorted, without hidden ones."""
     for each in (folder.parent, folder):
         if not each.is_dir():
-            raise DataError(f"{each} is not a folder; images must have the layout {LAYOUT}")
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_hidden(entry.name))
+            others = or_rename(folder.parent)
+            raise DataError(f"{each} is not a folder{others}; images must have the layout {LAYOUT}")
+    names = folder_names(folder)
     if not names:
         raise DataError(f"{folder} has no class folders; images must have the layout {LAYOUT}")
     return tuple(names)
+
+
+def or_rename(root: Path, *used: str) -> str:
+    """Names the other folders in `root`, one of which may be the one that is missing; "" if there are none."""
+    names = folder_names(root) if root.is_dir() else []
+    others = [name for name in names if name not in used]
+    more = ", ..." if len(others) > SHOWN else ""
+    return f" (or rename one of these to it: {', '.join(others[:SHOWN])}{more})" if others else ""
+
+
+def folder_names(folder: Path) -> list[str]:
+    """The names of the folders in `folder`, sorted, without hidden ones."""
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_hidden(entry.name))
 
 
 def find_images(folder: str | Path) -> tuple[list[str], list[str]]:

@@ -41,13 +41,18 @@ class OwnTransform:
         """Transforms a uint8 image (C, H, W). Raises DataError with its name if the result is not an image."""
         pixels: Any = image
         for step in self.steps:
-            if is_of_albumentations(step):
-                pixels = step(image=as_array(pixels))["image"]
-            elif self.takes == "array":
-                pixels = step(as_array(pixels))
-            else:
-                pixels = step(as_tensor(pixels))
+            try:
+                pixels = self._called(step, pixels)
+            except Exception as error:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                sentence = f"{self.key}: {name_of(step)} failed for {name}, {form_of(as_tensor(pixels))}: {reason}"
+                raise DataError(f"{sentence}; the traceback is in train.log") from error
         return self._checked(as_tensor(pixels), len(image), name)
+
+    def _called(self, step: Any, pixels: Any) -> Any:
+        if is_of_albumentations(step):
+            return step(image=as_array(pixels))["image"]
+        return step(as_array(pixels) if self.takes == "array" else as_tensor(pixels))
 
     def _checked(self, pixels: Any, channels: int, name: str) -> torch.Tensor:
         made = f"{self.key} returned {form_of(pixels)} for {name}"
@@ -114,6 +119,11 @@ class Transformed:
                 f"data.policy={policy} needs the crop that data.transform replaces: "
                 "set data.policy=null, or data.transform_after=crop"
             )
+
+
+def name_of(step: Any) -> str:
+    function = getattr(step, "func", step)
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def is_of_albumentations(step: Any) -> bool:

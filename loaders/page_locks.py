@@ -72,7 +72,7 @@ def lend(address: int, size: int, borrower: Accelerator | None) -> None:
         reraise_of_signal(error)
         _has_failed = True
         log.warning("page-locking a batch failed, so each is copied once more on its way to the device: %s", error)
-        del _locks[address]
+        unlock(address)  # the driver may report an error of an earlier call, and have locked the memory
 
 
 def unlock(start: int, size: int = 1) -> None:

@@ -77,7 +77,7 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
             labels = task.prepared(batch[task.label])
             if labels.is_floating_point():  # shares of the classes
                 labels = labels.argmax(1)
-            evaluation.add(batch, labels, task.predictions(outputs[-1]))
+            evaluation.add(batch, labels, task.predictions(outputs[-1]), task.counted(batch[task.label]))
         outputs.clear()
         return scores
 

@@ -40,9 +40,13 @@ class Evaluation:
         self.mistakes: list[Mistake] = []  # those with the lowest probabilities of the true class, sorted
         self.counts = np.zeros((len(classes), len(classes)), int)  # images by true class (row) and predicted class
 
-    def add(self, batch: dict[str, Any], labels: Tensor, probabilities: Tensor) -> None:
-        """Adds a batch. labels: int64 (B,). probabilities: (B, number of classes)."""
+    def add(self, batch: dict[str, Any], labels: Tensor, probabilities: Tensor, counted: Tensor | None = None) -> None:
+        """Adds a batch. labels: int64 (B,). probabilities: (B, number of classes). counted: bool (B,); None: all."""
         images = batch[self.image]
+        if counted is not None:
+            images = images[counted]
+            labels = labels[counted]
+            probabilities = probabilities[counted]
         best, predicted = probabilities.max(1)
         truth_probabilities = probabilities.gather(1, labels[:, None])[:, 0]
         np.add.at(self.counts, (labels.cpu().numpy(), predicted.cpu().numpy()), 1)

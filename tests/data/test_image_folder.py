@@ -261,6 +261,17 @@ def test_without_a_folder_val_there_is_no_test_set(tmp_path, caplog):
     assert f"{tmp_path}/val does not exist: the test set is what data.val_fraction splits off train/" in caplog.text
 
 
+def test_folders_that_may_be_the_missing_one_are_named(tmp_path, caplog):
+    root = write_images(tmp_path)
+    (root / "val").rename(root / "valid")
+    caplog.set_level(logging.INFO)
+    ImageFolder(train=False, root=root)
+    assert "val does not exist (or rename one of these to it: valid): the test set is" in caplog.text
+    (root / "train").rename(root / "Training")
+    with pytest.raises(DataError, match=r"train is not a folder \(or rename one of these to it: Training, valid\);"):
+        ImageFolder(train=True, root=root)
+
+
 def test_a_list_has_its_lines_without_empty_ones_and_a_byte_order_mark(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "names.txt").write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9 x\r\n\r\n \nb\n")

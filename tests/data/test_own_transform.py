@@ -194,3 +194,19 @@ def test_a_transform_that_cannot_be_imported_is_named_and_not_the_dataset():
     section = {"_target_": "data.synthetic.Synthetic", "transform": {"_target_": "torchvision.transforms.v2.Crp"}}
     with pytest.raises(ConfigError, match=r"^data: torchvision.transforms.v2.Crp cannot be imported: [^\n]+$"):
         build("data", section, train=True)
+
+
+def brightened(image: torch.Tensor) -> torch.Tensor:
+    return image * {}["strength"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_in_a_transform_names_the_transform_the_sample_and_the_error(folder, num_workers):
+    dataset = folder(transform=[v2.Identity(), brightened])
+    with (
+        WorkerLoader(dataset, 2, num_workers=num_workers, seed=0) as loader,
+        pytest.raises(
+            DataError, match=r"transform: brightened failed for .*\.png, uint8 \(.*\): KeyError: 'strength'"
+        ),
+    ):
+        next(loader)

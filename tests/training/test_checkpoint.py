@@ -60,6 +60,15 @@ def test_an_interval_is_a_number_of_steps_or_of_minutes():
         assert checked(composed(*SMALL, f"train.checkpoint_every={given}")).train.checkpoint_interval() == interval
 
 
+def test_what_a_killed_process_left_of_its_files_is_removed(tmp_path):
+    ours = checkpoints(tmp_path)
+    ours.save(state(1))
+    for name in (".step-0000002.pt.4711", ".last.pt.4711"):
+        (tmp_path / "checkpoints" / name).write_text("half of a checkpoint")
+    ours.save(state(2))
+    assert names(tmp_path) == {"last.pt", "step-0000001.pt", "step-0000002.pt"}
+
+
 def test_checkpoints_of_a_run_that_was_not_continued_are_removed_and_files_that_look_like_them_kept(tmp_path):
     earlier = checkpoints(tmp_path)
     for step in (8, 9):

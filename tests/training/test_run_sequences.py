@@ -1,10 +1,15 @@
 """Nets: a run that is stopped, killed, changed, moved and looked at ends with the bits of an undisturbed run.
 
-A run is a sequence of starts. Each ends by a signal, an error or a full disk; settings change between them, and
-callbacks look at batches.
+A run is a sequence of starts. Each ends by a signal, an error or a full disk; settings change between them, callbacks
+look at batches, and evaluate.py looks at the checkpoints.
 """
 
+import importlib
+import os
 import resource
+import signal
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data.errors import DataError
-from tests.configs import LINEAR, STOP, checkpoint, differences, train
+from tests.configs import LINEAR, STOP, checkpoint, differences, metrics, train
+from tests.forks import ROOT
 from tests.training.extensions import Stop
 from training.run import Run
 from training.stopping import Stopped
@@ -48,16 +54,20 @@ class Looks:
 
 @dataclass
 class Start:
-    """A start of the run: how it ends, after how many steps, with which settings, and in which folder it goes on."""
+    """A start of the run: how it ends, after how many steps, with which settings, and in which folder it goes on.
+
+    how: "KILL A FILE" is a SIGKILL before change number `at` of the run's files, such as a rename.
+    """
 
     how: str
     at: int
     change: str
     moves: bool
+    evaluates: bool = False  # afterwards
 
     def __repr__(self) -> str:
         where = "another folder" if self.moves else "its folder"
-        return f"Start({self.how} at {self.at}, {self.change}, in {where})"
+        return f"Start({self.how} at {self.at}, {self.change}, in {where}{', evaluate' * self.evaluates})"
 
 
 @cache
@@ -78,6 +88,50 @@ def full_disk(is_full: bool) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def kill_at_change(folder: Path, number: int) -> None:
+    """Kills this process before change `number` of the files in the folder."""
+
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal number
+        is_change = event in ("os.rename", "os.remove", "os.symlink", "os.link", "os.mkdir")
+        is_change |= event == "open" and bool(set(str(arguments[1])) & set("wax"))
+        if is_change and any(str(argument).startswith(str(folder)) for argument in arguments):
+            number -= 1
+            if number == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(look)
+
+
+def train_and_be_killed(start: Start, folder: Path, *settings: str) -> None:
+    """Trains in a forked child. If it is not killed, it finishes the run."""
+    child = os.fork()
+    if child:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in (0, -signal.SIGKILL), f"the killed run has failed, see its traceback: {start}"
+        return
+    try:
+        if start.how == "KILL A FILE":
+            Stop.at = 0
+            kill_at_change(folder, start.at)
+        train(folder, *settings)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def check_evaluation(folder: Path) -> None:
+    """Evaluates the best checkpoint, with the scores that the run had then, if it evaluated it."""
+    if not (newest(folder) and (ROOT / "extras" / "finished").exists()):
+        return
+    result = importlib.import_module("extras.finished.evaluate").main([str(folder)])
+    for line in metrics(folder) if (folder / "metrics.jsonl").exists() else []:  # it may be killed before
+        if line["step"] == result["step"] and "test_loss" in line:
+            assert abs(line["test_loss"] - result["loss"]) < 1e-5
+
+
 def newest(folder: Path) -> int:
     """The step of the newest checkpoint, 0 if there is none."""
     return max((int(path.stem[5:]) for path in folder.glob("checkpoints/step-*.pt")), default=0)
@@ -95,7 +149,10 @@ def check_sequence(root: Path, starts: list[Start]) -> None:
         Stop.at, Stop.how = (0, "") if start.how == "full disk" else (start.at, start.how)
         try:
             with full_disk(start.how == "full disk"):
-                train(folder, *BASE, *CHANGES[start.change], *earlier)
+                if "KILL" in start.how:
+                    train_and_be_killed(start, folder, *BASE, *CHANGES[start.change], *earlier)
+                else:
+                    train(folder, *BASE, *CHANGES[start.change], *earlier)
         except Stopped:
             assert newest(folder) == start.at, "a signal loses no step"
         except ZeroDivisionError:  # like a kill, it saves nothing
@@ -104,19 +161,30 @@ def check_sequence(root: Path, starts: list[Start]) -> None:
             assert "could not be written" in str(error) and newest(folder) in (0, saved)
         Stop.at = 0
         Stop.how = ""
-        assert newest(folder) == 0 or checkpoint(folder)["step"] == newest(folder), "last.pt can be read"
+        if (folder / "checkpoints" / "last.pt").is_symlink():
+            step = checkpoint(folder)["step"]
+            assert step == newest(folder) or (step < newest(folder) and start.how == "KILL A FILE")
+        else:
+            assert newest(folder) == 0 or start.how == "KILL A FILE"
+        if start.evaluates:
+            check_evaluation(folder)
     train(folder, *BASE, *earlier)
     ours = checkpoint(folder)
     for name in ("model", "optimizers", "loader", "step", "means"):
         assert differences(ours[name], wanted[name], name) == []
 
 
+ENDS = st.one_of(
+    st.tuples(st.sampled_from(["SIGTERM", "SIGINT", "SIGKILL", "error", "evaluation"]), st.integers(1, 6)),
+    st.tuples(st.just("KILL A FILE"), st.integers(1, 30)),
+    st.just(("full disk", 0)),
+)
 STARTS = st.builds(
-    Start,
-    how=st.sampled_from(["SIGTERM", "SIGINT", "error", "evaluation", "full disk"]),
-    at=st.integers(1, 6),
-    change=st.sampled_from(list(CHANGES)),
-    moves=st.booleans(),
+    lambda end, *others: Start(*end, *others),
+    ENDS,
+    st.sampled_from(list(CHANGES)),
+    st.booleans(),
+    st.booleans(),
 )
 
 
@@ -125,6 +193,7 @@ STARTS = st.builds(
     [
         [Start("SIGTERM", 2, "a callback that looks at batches", False), Start("error", 5, "a worker", True)],
         [Start("full disk", 1, "more checkpoints", False), Start("evaluation", 3, "one is kept", False)],
+        [Start("KILL A FILE", 9, "more checkpoints", False, True), Start("SIGKILL", 4, "a worker", True, True)],
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,6 +133,22 @@ def test_where_locking_fails_batches_are_copied_once_more_and_the_log_says_so_on
     with preloader() as loader:
         assert all(low == high for low, high, _ in consumed(loader, epochs=2))
     assert caplog.text.count("page-locking a batch failed") == 1
+
+
+def test_an_error_that_the_driver_reports_after_it_has_locked_leaves_nothing_locked(monkeypatch):
+    register = sim._register
+    monkeypatch.setattr(page_locks, "_has_failed", False)
+    monkeypatch.setattr(
+        torch.sim, "cudart", lambda: SimpleNamespace(cudaHostRegister=late, cudaHostUnregister=sim._unregister)
+    )
+
+    def late(*arguments: int) -> int:
+        register(*arguments)
+        return 719  # of an earlier kernel
+
+    with preloader() as loader:
+        assert all(low == high for low, high, _ in consumed(loader))
+        assert not [lock for lock in sim.locked.values() if lock.device is not None]
 
 
 class Hazardous(Rows):

@@ -1,0 +1,81 @@
+"""Labels that the loss ignores (ignore_index) count nowhere: in no score, no mean, no class weight, no table."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import BCELoss, CrossEntropyLoss, MultiMarginLoss, functional
+
+from data.errors import DataError
+from tests.configs import IMAGES, metrics, train
+from tests.training.extensions import Images
+from training.metrics import Means
+from training.tasks import Classification
+
+THREE = SimpleNamespace(classes="abc", labels=[0, 0, 0, 1, 1, 2, 9, 9])
+LOGITS = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 3, 1], [1, 0, 0]])
+LABELS = torch.tensor([0, 1, 2, 9])
+IGNORING = "task.loss={_target_: torch.nn.CrossEntropyLoss, ignore_index: 9}"
+
+
+class HalfLabelled(Images):
+    """Half of the samples have the label 9; of the test set all have it but the last."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        has_label = index % 4 < 2 if self.train else index == self.length - 1
+        return image, label if has_label else 9
+
+
+def means() -> Means:
+    processes: Any = SimpleNamespace(device=torch.device("cpu"), gather=lambda value: [value], is_main=True)
+    return Means(processes)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_a_score_is_the_mean_of_the_samples_whose_label_counts(shape):
+    task = Classification(THREE, loss=CrossEntropyLoss(ignore_index=9))
+    labels = LABELS.reshape(shape)
+    ours = means()
+    for _ in range(2):
+        ours.add(4, {**task.all_scores(LOGITS, labels), "loss": torch.tensor(3.0)}, task.counted(labels))
+    ours.add(4, {"accuracy": torch.tensor([True] * 4), "loss": torch.tensor(0.0)}, task.counted(labels * 0 + 9))
+    assert ours.state_dict() == {"accuracy": (4.0, 6), "loss": (24.0, 12)}
+
+
+def test_shares_of_classes_and_other_losses_count_every_sample():
+    assert Classification(THREE).counted(LABELS) is None
+    task = Classification(THREE, loss=CrossEntropyLoss(ignore_index=0))
+    assert task.counted(torch.eye(3)) is None
+
+
+def test_a_run_counts_no_label_that_its_loss_ignores(tmp_path):
+    """Of the first 15 test samples none has a label: a batch without any has no mean loss either."""
+    own = f"data._target_={__name__}.HalfLabelled"
+    settings = [*IMAGES, own, IGNORING, "data.test_length=32", "train.epochs=12", "optim.lr=0.1"]
+    summary = train(tmp_path, *settings)
+    assert summary["test_accuracy"] == 1.0 and summary["test_loss"] < 1
+    last = [line for line in metrics(tmp_path) if "lr" in line][-1]
+    assert last["accuracy"] == 1.0
+
+
+def test_balanced_weights_count_no_ignored_label_and_reach_the_loss():
+    loss = CrossEntropyLoss(ignore_index=9)
+    task = Classification(THREE, loss=loss, class_weights="balanced")
+    wanted = functional.cross_entropy(LOGITS, LABELS, torch.tensor([2 / 3, 1.0, 2.0]), ignore_index=9)
+    assert torch.allclose(task.loss(LOGITS, LABELS), wanted)
+    assert not task.state_dict(), "the weights are settings, not a state"
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (BCELoss(), "task.loss is BCELoss, which does not get them: use one of CrossEntropyLoss"),
+        (functional.cross_entropy, "task.loss is function"),
+        (MultiMarginLoss(weight=torch.ones(3)), "the `weight` of MultiMarginLoss in task.loss are set: remove one"),
+    ],
+)
+def test_class_weights_that_the_loss_would_not_get_are_a_sentence(loss, said):
+    with pytest.raises(DataError, match=said):
+        Classification(THREE, loss=loss, class_weights=[1, 2, 3])
