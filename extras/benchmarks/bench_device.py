@@ -3,7 +3,6 @@
     python extras/benchmarks/bench_device.py --model resnet50 # 224x224, batches of 256, bf16, channels last
     python extras/benchmarks/bench_device.py --model small_cnn --workers 8 # 32x32, batches of 1024: short steps
     python extras/benchmarks/bench_device.py --model none # no network: how fast batches reach the GPU
-    python extras/benchmarks/bench_device.py --modelled 25 100 # without a GPU: 25 GB/s, 100 ms per step
     python extras/benchmarks/bench_device.py --tiny # almost no work, to see that everything runs
 
 The rows of the table are loaders:
@@ -16,9 +15,6 @@ The rows of the table are loaders:
 
 The rows take turns of --steps steps each, in three rounds, and the medians are compared. Samples are made-up bytes.
 `idle` is the share of a step in which the device waited for its batch.
-
-With --modelled the device is a calculation; only the host's time per batch is measured. `hidden` is the share of the
-copies' time that does not make training longer. It is 0 if each step first copies its batch.
 """
 
 from __future__ import annotations
@@ -43,13 +39,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from data.synthetic import Synthetic
 from data.transform import Normalize
 from extras.benchmarks.device_peers import Pairs, PreDataLoader, timm_batches
+from extras.benchmarks.picture import OURS, draw_bars
 from loaders import Accelerator, LoaderConfig, Preloader, StepTimer, build_loader, chosen_device
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
 from scripts.bench_harness import ROUNDS, Columns, Row, in_turns, parser, report
 from scripts.command import run_script
 from training.config import ConfigError
-from training.figure import INK, new_figure, png
 
 LOADERS = ("limit", "ready", "torch", "predata", "timm", "workers", "prefetch")
 READY = 4  # batches made beforehand, used again and again
@@ -68,29 +64,6 @@ COLUMNS: Columns = (
     ("ratio_to_limit", "of limit", "{:.3f}"),
     ("idle", "idle", "{:.1%}"),
 )
-MODELLED: Columns = (("depth", "depth", "{}"), ("hidden", "hidden", "{:.3f}"))
-
-
-def hidden_share(copy: float, step: float, host: float, depth: int, batches: int = 1000) -> float:
-    """Returns the share of the copies' time that a Preloader hides behind the steps.
-
-    copy, step, host: seconds per batch for copying, for a training step, and on the host, where the preloader's thread
-    makes one batch after the other ready. It copies a batch when the batch depth + 2 earlier has been used.
-    """
-
-    def total(copy: float) -> float:
-        if depth == 0:
-            return batches * (host + copy + step)
-        ready = 0.0
-        copied = 0.0
-        done = [0.0] * (depth + 2)
-        for _ in range(batches):
-            ready = max(ready, done[-depth - 2]) + host
-            copied = max(copied, ready) + copy
-            done.append(max(done[-1], copied) + step)
-        return done[-1]
-
-    return 1 - (total(copy) - total(0.0)) / (batches * copy)
 
 
 class Bench:
@@ -124,14 +97,6 @@ class Bench:
         for row in rows:
             row["ratio_to_limit"] = row["steps_per_second"] / rows[0]["steps_per_second"]
         return rows
-
-    def modelled(self, bytes_per_second: float, step_seconds: float) -> list[Row]:
-        """What is hidden on a device with this bandwidth and time per step, at several depths."""
-        with self.loader("prefetch", None) as loader:
-            host = 1 / self.turn(lambda batch: None, iter(loader))["steps_per_second"]
-        copy = sum(self.field_bytes) / bytes_per_second
-        print(f"a batch takes {1000 * host:.2f} ms on the host; its copy {1000 * copy:.2f} ms")
-        return [{"depth": depth, "hidden": hidden_share(copy, step_seconds, host, depth)} for depth in (0, 1, 2, 4)]
 
     def loader(self, name: str, transform: Any) -> AbstractContextManager[Any]:
         """The loader of a row. It delivers batches on the device, transformed."""
@@ -213,54 +178,35 @@ def first_numbers(batch: dict[str, torch.Tensor]) -> None:
     batch["image"].flatten()[0].add(batch["label"][0])
 
 
-def draw(rows: list[Row], title: str) -> bytes:
-    """A PNG with a bar for each row."""
-    figure = new_figure(title, 11, 1 + 0.34 * len(rows))
-    axes = figure.subplots()
-    speeds = [row["images_per_second"] for row in rows]
-    bars = axes.barh([row["loader"] for row in rows], speeds, color="#08519c")
-    axes.bar_label(bars, fmt="{:,.0f}", padding=3, color=INK)
-    axes.invert_yaxis()  # the first row on top
-    axes.set(xlim=(0, 1.15 * max(speeds)), xlabel="images per second (more is better)")
-    return png(figure)
-
-
-def main(arguments: list[str] | None = None) -> None:
+def main(typed: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--model", default="resnet50", choices=MODELS)
     options.add_argument("--device", help="cpu, cuda, cuda:1, ... (cuda; with --tiny, cpu)")
     options.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="(8, or as many as cores)")
     options.add_argument("--batch-size", type=int, help="(depends on the model)")
     options.add_argument("--steps", type=int, help="per turn (depends on the model)")
-    options.add_argument(
-        "--modelled", type=float, nargs=2, metavar=("GB/S", "MS"), help="of a device that is only modelled"
-    )
     options.add_argument("--picture", type=Path, help="draw the rows into this PNG file")
     options.add_argument("--tiny", action="store_true", help="almost no work; the same as --model tiny on the CPU")
-    given = options.parse_args(arguments)
+    arguments = options.parse_args(typed)
     try:
-        device = chosen_device(given.device or ("cpu" if given.tiny or given.modelled else "cuda"))
+        device = chosen_device(arguments.device or ("cpu" if arguments.tiny else "cuda"))
     except RuntimeError as error:
         raise ConfigError(str(error)) from error
     Accelerator(device).make_current()
     torch.backends.cudnn.benchmark = True
     torch.set_num_threads(1)  # this process forks, and torch's threads do not exist in a fork
 
-    bench = Bench("tiny" if given.tiny else given.model, given.batch_size, given.steps, given.workers, device)
-    result = {"model": bench.model, "batch_size": bench.batch_size, "num_workers": given.workers}
-    title = f"{bench.model}, batches of {bench.batch_size}, {given.workers} workers"
-    if given.modelled:
-        bandwidth, step = given.modelled
-        result |= {"gigabytes_per_second": bandwidth, "step_ms": step}
-        result["rows"] = bench.modelled(1e9 * bandwidth, step / 1000)
-        report(
-            f"{title}, on a modelled device: {bandwidth:g} GB/s, {step:g} ms per step", MODELLED, result, given.json
-        )
-    else:
-        result |= {"device": str(device), "rows": bench.rows()}
-        report(f"{title}, on {device}", COLUMNS, result, given.json)
-        if given.picture:
-            given.picture.write_bytes(draw(result["rows"], f"{title}, on {device}"))
+    bench = Bench(
+        "tiny" if arguments.tiny else arguments.model, arguments.batch_size, arguments.steps, arguments.workers, device
+    )
+    title = f"{bench.model}, batches of {bench.batch_size}, {arguments.workers} workers, on {device}"
+    result: dict[str, Any] = {"model": bench.model, "batch_size": bench.batch_size, "num_workers": arguments.workers}
+    result |= {"device": str(device), "rows": bench.rows()}
+    report(title, COLUMNS, result, arguments.json)
+    if arguments.picture:
+        names = [row["loader"] for row in result["rows"]]
+        speeds = [row["images_per_second"] for row in result["rows"]]
+        arguments.picture.write_bytes(draw_bars(title, names, speeds, color=OURS))
 
 
 if __name__ == "__main__":

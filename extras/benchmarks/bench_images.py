@@ -73,14 +73,11 @@ def decoders(root: Path, _: Path) -> dict[str, Maker]:
 
 
 WORKLOADS: dict[str, Callable[[Path, Path], dict[str, Maker]]] = {
-    one.__name__: one for one in (jpeg, evaluation, packed, cached, decoders)
+    make.__name__: make for make in (jpeg, evaluation, packed, cached, decoders)
 }
 DOCUMENTED: dict[str, dict[str, float]] = {  # the ratios in docs/benchmarks.md, with two workers on two idle cores
     "jpeg": {"torch": 1, "torch-tv": 1.4, "workers": 2.3, "workers-plain": 2.1, "threads": 2.1, "threads-plain": 2.0},
     "packed": {"torch": 1, "workers": 18.0, "workers-plain": 14.0, "threads": 14.8, "threads-plain": 10.9},
-    "evaluation": {},
-    "cached": {},
-    "decoders": {},
 }
 
 
@@ -112,15 +109,15 @@ def open_pack(pack: Path) -> Any:
     return Packed(True, pack)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    made = options(__doc__, WORKLOADS)
-    made.add_argument("--data-root", type=Path, help="a folder of images (photographs that it makes)")
-    given = made.parse_args(arguments)
+def main(typed: list[str] | None = None) -> None:
+    command_line = options(__doc__, WORKLOADS)
+    command_line.add_argument("--data-root", type=Path, help="a folder of images (photographs that it makes)")
+    arguments = command_line.parse_args(typed)
     with tempfile.TemporaryDirectory() as folder:
-        root = given.data_root or Path(folder, "images")
-        if given.data_root is None:
+        root = arguments.data_root or Path(folder, "images")
+        if arguments.data_root is None:
             photographs.make(root)
-        compare(WORKLOADS[given.workload](root, Path(folder)), DOCUMENTED[given.workload], given)
+        compare(WORKLOADS[arguments.workload](root, Path(folder)), DOCUMENTED.get(arguments.workload, {}), arguments)
 
 
 if __name__ == "__main__":

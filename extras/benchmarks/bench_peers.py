@@ -32,10 +32,10 @@ from data.image_folder import ImageFolder
 from extras.benchmarks import photographs
 from extras.benchmarks.bench_images import make_pack
 from extras.benchmarks.peer_loaders import BATCH, PEERS, SIZE, batches
+from extras.benchmarks.picture import OURS, draw_bars
 from scripts.bench_harness import Columns, Row, in_turns, parser, report
 from scripts.bench_loaders import count
 from scripts.command import run_script
-from training.figure import INK, new_figure, png
 
 ENVIRONMENTS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "bench_peers")
 PACKS = {"pack of files": ["jpeg"], "pack, short side 256": ["jpeg", "--short-side", "256"], "pack of pixels": ["raw"]}
@@ -70,12 +70,17 @@ def turn(loader: str, reads: str, root: Path, workers: int, seconds: float) -> d
     return {"images_per_second": speed, **dict(zip(COLORS, colors, strict=True))}
 
 
-def measure(row: str, given: Any, root: Path, folder: Path, left: dict[str, str]) -> dict[str, float]:
+def measure(row: str, arguments: Any, root: Path, folder: Path, left: dict[str, str]) -> dict[str, float]:
     """Runs a turn in the peer's environment. If it fails, `left` gets the last line of its output."""
     peer = ROWS[row][0]
     python = ENVIRONMENTS / peer / "bin/python" if peer in PEERS else Path(sys.executable)
     if python.exists():
-        options = f"--workers={given.workers}", f"--seconds={given.seconds}", f"--turn={row}", f"--data-root={root}"
+        options = (
+            f"--workers={arguments.workers}",
+            f"--seconds={arguments.seconds}",
+            f"--turn={row}",
+            f"--data-root={root}",
+        )
         command = [str(python), __file__, *options]
         done = run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode == 0:
@@ -95,14 +100,14 @@ def setup(peer: str) -> None:
     sys.exit(run(pip).returncode)
 
 
-def compare(given: Any, root: Path, folder: Path) -> tuple[list[Row], dict[str, str]]:
+def compare(arguments: Any, root: Path, folder: Path) -> tuple[list[Row], dict[str, str]]:
     """The rows of the table, and for each row that is left out the reason."""
     left = dict[str, str]()
     space = {"files": sum(path.stat().st_size for path in root.glob("train/*/*"))}
     for pack, options in PACKS.items():
         make_pack(root, folder / pack, "--format", *options)
         space[pack] = sum(path.stat().st_size for path in Path(folder, pack).glob("train-*"))
-    first, *others = rows = in_turns(ROWS, lambda row: measure(row, given, root, folder, left), ROUNDS)
+    first, *others = rows = in_turns(ROWS, lambda row: measure(row, arguments, root, folder, left), ROUNDS)
     for row in others:
         off = max(abs(row[color] - first[color]) for color in COLORS)
         if off > 2:
@@ -119,20 +124,15 @@ def compare(given: Any, root: Path, folder: Path) -> tuple[list[Row], dict[str, 
 def draw(rows: list[Row], title: str) -> bytes:
     """A PNG with a bar per row; without the pack of pixels, which decodes nothing."""
     rows = [row for row in rows if row["reads"] != "pack of pixels"]
-    figure = new_figure(title, 11, 1 + 0.34 * len(rows))
-    axes = figure.subplots()
     names = [f"{row['name']}: {row['reads']}" for row in rows]
     speeds = [row["images_per_second"] for row in rows]
     spreads = [row["spread"] * row["images_per_second"] for row in rows]
-    colors = ["#08519c" if row["name"] == NAMES["workers"] else "#9ecae1" for row in rows]
-    bars = axes.barh(names, speeds, color=colors, xerr=spreads, ecolor="#d94801")
-    axes.bar_label(bars, fmt="{:,.0f}", padding=3, color=INK)
-    axes.invert_yaxis()  # the first row on top
-    axes.set(xlim=(0, 1.25 * max(speeds)), xlabel="images per second (more is better), and the spread of the rounds")
-    return png(figure)
+    colors = [OURS if row["name"] == NAMES["workers"] else "#9ecae1" for row in rows]
+    style = {"color": colors, "xerr": spreads, "ecolor": "#d94801"}
+    return draw_bars(title, names, speeds, ", and the spread of the rounds", **style)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(typed: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--setup", choices=PEERS, help="install a peer")
     options.add_argument("--data-root", type=Path, help="a folder of JPEGs (photographs that it makes)")
@@ -140,21 +140,23 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--seconds", type=float, default=4, help="of measuring in each turn (4)")
     options.add_argument("--out", type=Path, default="docs", help="folder of peers.md and peers.png (docs)")
     options.add_argument("--turn", help=argparse.SUPPRESS)
-    given = options.parse_args(arguments)
-    if given.setup:
-        return setup(given.setup)
-    if given.turn:
-        return print(json.dumps(turn(*ROWS[given.turn], given.data_root, given.workers, given.seconds)))
+    arguments = options.parse_args(typed)
+    if arguments.setup:
+        return setup(arguments.setup)
+    if arguments.turn:
+        return print(
+            json.dumps(turn(*ROWS[arguments.turn], arguments.data_root, arguments.workers, arguments.seconds))
+        )
     with tempfile.TemporaryDirectory() as folder:
-        root = given.data_root or Path(folder, "images")
-        if given.data_root is None:
+        root = arguments.data_root or Path(folder, "images")
+        if arguments.data_root is None:
             photographs.make(root)
-        rows, left = compare(given, root.resolve(), Path(folder))
-    title = f"JPEG to {SIZE}x{SIZE}: {given.workers} workers, {os.cpu_count()} cores, torch {torch.__version__}"
+        rows, left = compare(arguments, root.resolve(), Path(folder))
+    title = f"JPEG to {SIZE}x{SIZE}: {arguments.workers} workers, {os.cpu_count()} cores, torch {torch.__version__}"
     reasons = "".join(f"\nLeft out: {row}: {reason}\n" for row, reason in left.items())
-    text = report(title, COLUMNS, {"rows": rows, "left": left}, given.json, f"{NOTES}\n{reasons}".rstrip())
-    (given.out / "peers.md").write_text(text)
-    (given.out / "peers.png").write_bytes(draw(rows, title))
+    text = report(title, COLUMNS, {"rows": rows, "left": left}, arguments.json, f"{NOTES}\n{reasons}".rstrip())
+    (arguments.out / "peers.md").write_text(text)
+    (arguments.out / "peers.png").write_bytes(draw(rows, title))
 
 
 if __name__ == "__main__":

@@ -29,20 +29,20 @@ from training.tasks import classes_of
 from training.trainer import Trainer
 
 
-def main(arguments: list[str] | None = None) -> dict[str, Any]:
+def main(typed: list[str] | None = None) -> dict[str, Any]:
     """Returns the content of evaluation.json."""
     options = parser(__doc__)
     options.add_argument("overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR")
     options.add_argument("--split", choices=SPLITS, default="test", help="which samples; default: test")
     options.add_argument("--out", type=Path, help="folder to write to; default: RUN/evaluation/SPLIT")
-    given = options.parse_intermixed_args(arguments)
+    arguments = options.parse_intermixed_args(typed)
 
-    run = FinishedRun(given.run, given.overrides)
-    dataset = run.dataset(given.split)
+    run = FinishedRun(arguments.run, arguments.overrides)
+    dataset = run.dataset(arguments.split)
     samples, scores, evaluation = evaluate(run, dataset)
-    result = {"checkpoint": str(run.path), "step": run.step, "split": given.split, "samples": samples, **scores}
+    result = {"checkpoint": str(run.path), "step": run.step, "split": arguments.split, "samples": samples, **scores}
 
-    out: Path = given.out or run.folder / "evaluation" / given.split
+    out: Path = arguments.out or run.folder / "evaluation" / arguments.split
     out.mkdir(parents=True, exist_ok=True)
     if evaluation is not None:
         result["classes"] = evaluation.by_class()
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
     write_whole(out / "evaluation.json", json.dumps(plain(result), indent=2) + "\n")
     shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-    print(f"{run}\n{shown} of {samples:,} samples ({given.split})")
+    print(f"{run}\n{shown} of {samples:,} samples ({arguments.split})")
     return result
 
 

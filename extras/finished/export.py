@@ -46,20 +46,20 @@ Inputs = tuple[Tensor, ...]
 Predict = Callable[[Inputs], list[Tensor]]  # from the network's inputs to its outputs, on the CPU
 
 
-def main(arguments: list[str] | None = None) -> Path:
+def main(typed: list[str] | None = None) -> Path:
     """Returns the path of the exported network."""
     options = parser(__doc__)
     options.add_argument("overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR")
     options.add_argument("--format", choices=tuple(FILES), default="torch", help="default: torch")
     options.add_argument("--out", type=Path, help="folder to write to; default: RUN/export")
-    given = options.parse_intermixed_args(arguments)
+    arguments = options.parse_intermixed_args(typed)
 
-    run = FinishedRun(given.run, [*given.overrides, "device=cpu"])
-    out: Path = given.out or run.folder / "export"
+    run = FinishedRun(arguments.run, [*arguments.overrides, "device=cpu"])
+    out: Path = arguments.out or run.folder / "export"
     inputs = example(run)
     model = run.trainer.model.to(memory_format=torch.contiguous_format)
     out.mkdir(parents=True, exist_ok=True)
-    path = write(given.format, model, run.task.inputs, inputs, out)
+    path = write(arguments.format, model, run.task.inputs, inputs, out)
     sentence, outputs = compare(model, load(path), inputs, path)
     describe(run, path, inputs, outputs)
     print(f"{run}: {path}; {sentence}")

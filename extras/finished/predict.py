@@ -40,30 +40,30 @@ from training.tasks import classes_of
 TOP = 5  # classes of a row
 
 
-def main(arguments: list[str] | None = None) -> Path:
+def main(typed: list[str] | None = None) -> Path:
     """Returns the path of the table."""
     options = parser(__doc__)
     inputs_help = "images, folders, .txt files with a path per line; KEY=VALUE replaces a setting of the run"
     options.add_argument("inputs", nargs="*", default=[], help=inputs_help)
     options.add_argument("--split", choices=SPLITS, default="test", help="of a dataset; default: test")
     options.add_argument("--out", type=Path, help="file to write, without .csv or .jsonl; default: RUN/predictions")
-    given = options.parse_intermixed_args(arguments)
-    overrides = [text for text in given.inputs if "=" in text and not Path(text).exists()]
-    inputs = [text for text in given.inputs if text not in overrides]
+    arguments = options.parse_intermixed_args(typed)
+    overrides = [text for text in arguments.inputs if "=" in text and not Path(text).exists()]
+    inputs = [text for text in arguments.inputs if text not in overrides]
 
-    run = FinishedRun(given.run, overrides)
+    run = FinishedRun(arguments.run, overrides)
     if inputs:
         names = image_files(inputs)
         samples = Samples(names, ImageFiles(run, names))
     else:
-        dataset = run.dataset(given.split)
+        dataset = run.dataset(arguments.split)
         if is_stream(dataset):
             raise ConfigError(f"{type(dataset).__name__} is a stream: give files, or data.streaming=false")
         names = [name_of(dataset, index) for index in range(len(dataset))]
         samples = Samples(names, partial(read_inputs, run.task.inputs, dataset))
     if not len(samples):
         raise ConfigError("there are no samples to predict: give other files, folders or settings")
-    stem: Path = given.out or run.folder / "predictions"
+    stem: Path = arguments.out or run.folder / "predictions"
     path, failed = write_table(stem, records(run, samples, stem))
     print(f"{len(samples) - failed:,} predictions of {run}; {failed:,} samples could not be read: {path}")
     return path

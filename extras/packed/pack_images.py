@@ -189,7 +189,7 @@ def verify(folder: Path) -> None:
     print(f"{folder}: the checksums of all {sum(map(len, packs)):,} images are correct")
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(typed: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("images", type=Path, nargs="?", help="folder with train/CLASS/*.jpg and val/CLASS/*.jpg")
     options.add_argument("pack", type=Path, help="folder to write")
@@ -200,39 +200,38 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--shard-mb", type=float, default=1024, help="megabytes of a shard (1024)")
     options.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (as many as cores)")
     options.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
-    given = options.parse_args(arguments)
-    if given.verify:
-        return verify(given.pack)
-    if given.images is None:
+    arguments = options.parse_args(typed)
+    if arguments.verify:
+        return verify(arguments.pack)
+    if arguments.images is None:
         raise DataError("give two folders: that of the images, and that of the pack")
-    resizes_files = given.format == "jpeg" and given.short_side is not None
+    resizes_files = arguments.format == "jpeg" and arguments.short_side is not None
     settings: dict[str, Any] = {
-        "format": given.format,
-        "quality": given.quality if resizes_files else None,
-        "short_side": given.short_side or DEFAULT_SIDE[given.format],
+        "format": arguments.format,
+        "quality": arguments.quality if resizes_files else None,
+        "short_side": arguments.short_side or DEFAULT_SIDE[arguments.format],
     }
-    splits = {split: ImageFolder(train=split == "train", root=given.images) for split in SPLITS}
+    splits = {split: ImageFolder(train=split == "train", root=arguments.images) for split in SPLITS}
     if not len(splits["val"]):
-        raise DataError(f"{given.images}/val does not exist: move some images of {given.images}/train there")
-    given.pack.mkdir(parents=True, exist_ok=True)
+        raise DataError(f"{arguments.images}/val does not exist: move some images of {arguments.images}/train there")
+    arguments.pack.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(given.pack / ".lock", timeout=0):
-            packing = Packing(splits, given.pack, settings)
+        with FileLock(arguments.pack / ".lock", timeout=0):
+            packing = Packing(splits, arguments.pack, settings)
             if not packing.is_finished:
-                free = shutil.disk_usage(given.pack).free
+                free = shutil.disk_usage(arguments.pack).free
                 taken = packing.expected_bytes()
-                print(f"{given.pack} will take about {taken / 1e6:,.1f} MB; {free / 1e6:,.0f} MB are free")
+                print(f"{arguments.pack} will take about {taken / 1e6:,.1f} MB; {free / 1e6:,.0f} MB are free")
                 for split in SPLITS:
-                    packing.pack(split, max(1, int(given.shard_mb * 2**20)), given.workers, given.skip)
+                    packing.pack(split, max(1, int(arguments.shard_mb * 2**20)), arguments.workers, arguments.skip)
                 packing.finish()
     except Timeout:
-        raise DataError(f"{given.pack} is being packed by another process; wait for it") from None
+        raise DataError(f"{arguments.pack} is being packed by another process; wait for it") from None
     except KeyboardInterrupt:
         sys.exit("interrupted: the same command continues after the last finished shard")
-    train, val = (len(Packed(is_train, given.pack)) for is_train in (True, False))
-    print(
-        f"{given.pack} has {train:,} train and {val:,} val images: python train.py data=packed data.root={given.pack}"
-    )
+    train, val = (len(Packed(is_train, arguments.pack)) for is_train in (True, False))
+    command = f"python train.py data=packed data.root={arguments.pack}"
+    print(f"{arguments.pack} has {train:,} train and {val:,} val images: {command}")
 
 
 if __name__ == "__main__":

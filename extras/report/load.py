@@ -17,17 +17,22 @@ class Load:
     """Measures from its construction on. Workers and other descendants of this process are not other programs."""
 
     def __init__(self) -> None:
-        self._start, self._free = time.monotonic(), free_seconds()
+        self._start = time.monotonic()
+        self._free = free_seconds()
 
     def of_others(self) -> float:
         """The share (0 to 1) of this process's cores that other programs used."""
-        seconds, free = time.monotonic() - self._start, free_seconds() - self._free
-        return 0.0 if seconds < LEAST_SECONDS else min(1.0, max(0.0, 1 - free / (available_cores() * seconds)))
+        seconds = time.monotonic() - self._start
+        if seconds < LEAST_SECONDS:
+            return 0.0
+        free = free_seconds() - self._free
+        return min(1.0, max(0.0, 1 - free / (available_cores() * seconds)))
 
 
 def free_seconds() -> float:
     """Until now, the seconds in which this process's cores were idle, or used by it or its descendants."""
-    this, every = psutil.Process(), psutil.cpu_times(percpu=True)
+    this = psutil.Process()
+    every = psutil.cpu_times(percpu=True)
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
     free = sum(every[core].idle + getattr(every[core], "iowait", 0.0) for core in usable if core < len(every))
     for process in (this, *this.children(recursive=True)):

@@ -135,12 +135,9 @@ def where(run: Run) -> dict[str, Any]:
     device = run.trainer.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
+        **run.facts(),
         "host": platform.node(),
         "device": name,
-        "processes": run.processes.world_size,
-        "loader": run.config.loader.name,
-        "num_workers": run.config.loader.num_workers,
-        "batch_size": run.config.train.batch_size,
         "git_commit": git_commit(),
         "versions": versions(),
     }

@@ -13,12 +13,6 @@ from training.figure import INK, new_figure, png
 from training.files import write_whole
 from training.run import Run
 
-# The lanes of loaders.Timeline, besides one for each worker. Its spans have lane, activity, start, end, and batch: the
-# epoch and the number of the batch in it, or None.
-TRAINING = "training loop"
-PRELOADER = "preloader"
-COPY_STREAM = "copy stream"
-GPU = "GPU"
 PALE = "#8a8a8a"
 ACTIVITIES = {  # their meanings and colors; a later one covers an earlier one
     "wait": ("waiting for the loader", "#d62728"),
@@ -52,7 +46,7 @@ class TimelinePicture:
 
     def _add_phase(self, phase: str, start: float, end: float) -> None:
         if self.timeline is not None and phase in ("evaluation", "checkpoint"):
-            self.timeline.add(TRAINING, phase, start, end, None)
+            self.timeline.add(Timeline.TRAINING, phase, start, end, None)
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
         if self.timeline is None or not run.is_main:
@@ -65,7 +59,7 @@ class TimelinePicture:
 
 def lanes_of(spans: Sequence[Any]) -> list[str]:
     """The names of the lanes, from top to bottom in the order of a batch: workers, preloader, device, training."""
-    order = [PRELOADER, COPY_STREAM, GPU, TRAINING]
+    order = [Timeline.PRELOADER, Timeline.COPY_STREAM, Timeline.GPU, Timeline.TRAINING]
     lanes = {span.lane for span in spans}
     workers = sorted(lanes - set(order), key=lambda lane: (len(lane), lane))
     return [*workers, *(lane for lane in order if lane in lanes)]
@@ -98,7 +92,8 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
     The numbers count the batches of an epoch. A line leads from the end of reading a batch to its step, if both are in
     the picture: with many workers batches are read long before.
     """
-    consumer = GPU if any(span.lane == GPU for span in spans) else TRAINING
+    has_gpu = any(span.lane == Timeline.GPU for span in spans)
+    consumer = Timeline.GPU if has_gpu else Timeline.TRAINING
     consumed = [span for span in spans if span.lane == consumer and span.activity in ("wait", "compute")]
     start = consumed[0].start if consumed else 0.0
     ends = [span.end for span in consumed if span.activity == "compute"][:MOST_STEPS]

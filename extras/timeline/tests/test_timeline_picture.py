@@ -6,9 +6,12 @@ from collections import namedtuple
 
 import pytest
 
-from extras.timeline.timeline import COPY_STREAM, GPU, PRELOADER, TRAINING, draw_timeline, lanes_of, trace
+from extras.timeline.timeline import draw_timeline, lanes_of, trace
+from loaders import Timeline
 from tests.configs import train
 from training.config import ConfigError
+
+TRAINING, PRELOADER, COPY_STREAM, GPU = Timeline.TRAINING, Timeline.PRELOADER, Timeline.COPY_STREAM, Timeline.GPU
 
 Span = namedtuple("Span", "lane activity start end batch")
 SPANS = [
