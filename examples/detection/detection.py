@@ -15,8 +15,8 @@ from training.tasks import Task
 
 STRIDE = 8  # pixels: the side of a cell
 SIDE = 16.0  # pixels: the side of a box for which the network returns 0
-COLOURS = ((220, 60, 50), (50, 80, 230))  # of the two classes
-THRESHOLD = 0.05  # probability of a box that counts in the mean average precision
+COLOURS = ((220, 60, 50), (50, 80, 230))  # red and blue
+THRESHOLD = 0.05  # boxes of a higher probability count in the mean average precision
 
 Boxes = dict[str, Tensor]  # "boxes", float (N, 4): left, top, right, bottom; "labels", int64 (N,); predicted: "scores"
 
@@ -61,8 +61,8 @@ def collate(samples: list[tuple[Tensor, Boxes]]) -> dict[str, Any]:
 class Detector(nn.Sequential):
     """Takes images (B, in_channels, H, W), returns (B, 5 + num_classes, H / 8, W / 8): the numbers of each cell.
 
-    They are a logit of whether the centre of a box is in the cell, its place there (0 to 1), the logarithms of the
-    box's width and height over SIDE, and a logit for each class.
+    These are, in this order: the logit of a box's centre being in the cell, the place of the centre in the cell (0 to
+    1), the logarithms of the box's width and height over SIDE, and a logit for each class.
     """
 
     def __init__(self, num_classes: int, in_channels: int, width: int = 24) -> None:
@@ -80,7 +80,7 @@ class Detector(nn.Sequential):
 
 
 class Detection(Task):
-    """Score: found, the share of the cells with a box whose probability is above `threshold`."""
+    """The score `found` is the share of the cells with a box that get a probability above `threshold`."""
 
     def __init__(self, dataset: Any, threshold: float = 0.5, **options: Any) -> None:
         super().__init__(dataset, **options)
@@ -108,7 +108,7 @@ class Detection(Task):
 
 
 def targets(outputs: Tensor, labels: list[Boxes]) -> tuple[Tensor, Tensor, Tensor]:
-    """Which cells have a box, (B, rows, columns); their four numbers (boxes, 4) and their classes (boxes,)."""
+    """Which cells have a box (B, rows, columns), the four numbers of each box (boxes, 4) and its class (boxes,)."""
     cells = torch.zeros_like(outputs[:, 0], dtype=torch.bool)
     target = cells.new_zeros(*cells.shape, 4, dtype=torch.float32)
     classes = torch.zeros_like(cells, dtype=torch.long)
@@ -126,7 +126,7 @@ def targets(outputs: Tensor, labels: list[Boxes]) -> tuple[Tensor, Tensor, Tenso
 
 
 def boxes_of(outputs: Tensor, threshold: float) -> list[Boxes]:
-    """The boxes whose probability is above `threshold`, of each image."""
+    """For each image, the boxes whose probability is above `threshold`."""
     predictions = []
     for image in outputs.permute(0, 2, 3, 1):
         probability = image[..., 0].sigmoid()
@@ -143,7 +143,7 @@ def boxes_of(outputs: Tensor, threshold: float) -> list[Boxes]:
 
 
 class MeanAveragePrecision:
-    """torchmetrics' scores map_map, map_map_50, ... of all test images. Without the packages it has none."""
+    """torchmetrics' scores map_map, map_map_50, ... over all test images; none without pycocotools or torchmetrics."""
 
     def __init__(self) -> None:
         self.metric: Any = None

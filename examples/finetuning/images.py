@@ -1,6 +1,6 @@
-"""Fine-tuning on a folder of images whose classes are not equally frequent: a balanced sampler, and an early stop.
+"""Fine-tuning on a folder of images whose classes differ in size: a balanced sampler, and an early stop.
 
-python -m examples.finetuning.images DIR    # makes such a folder, of images that ship with the repository
+python -m examples.finetuning.images DIR    # makes such a folder from the images that ship with the repository
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ BLOCK = 4096  # samples that are drawn together
 class Balanced:
     """Draws each class as often as any other, with replacement. The loader seeds torch's generator for each epoch.
 
-    labels: integers (N,), those of the training set, which the dataset has as `labels`. It draws a class, and then one
-    of its samples: torch's WeightedRandomSampler takes at most 2^24 weights.
+    labels: the `labels` of the training set, integers (N,). It draws a class, and then one of its samples: torch's
+    WeightedRandomSampler takes at most 2^24 weights.
     """
 
     def __init__(self, labels: np.ndarray) -> None:
@@ -41,9 +41,6 @@ class Balanced:
             classes = torch.randint(len(self.counts), (size,))
             places = (torch.rand(size, dtype=torch.float64) * self.counts[classes]).long()
             yield from self.order[self.starts[classes] + places].tolist()
-
-
-balanced = Balanced
 
 
 def write(folder: Path, most: int = 200, classes: int = 4) -> None:

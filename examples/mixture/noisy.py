@@ -1,6 +1,6 @@
-"""A mixture of few images with right labels, in folders, and of many with labels that may be wrong, in a table.
+"""A mixture: few images with right labels, in folders, and many whose labels may be wrong, in a table.
 
-python -m examples.mixture.noisy DIR    # makes both, of images that ship with the repository
+python -m examples.mixture.noisy DIR    # makes both from the images that ship with the repository
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from data.fashion import FashionMini
 
 
 def write(folder: Path, clean: int = 20, noisy: int = 100, wrong: float = 0.3) -> None:
-    """Writes folder/train and folder/val with `clean` images per class, and folder/noisy.csv with `noisy` ones."""
+    """Writes folder/train and folder/val with `clean` images per class, and folder/noisy.csv with `noisy`."""
     random = np.random.default_rng(0)
     rows = [["image", "label"]]
     for split, images in (("train", FashionMini(True).without_augmentation()), ("val", FashionMini(False))):

@@ -1,4 +1,4 @@
-"""A callback that saves a grid of pictures after each evaluation, with the class that the network sees in each."""
+"""A callback that saves a grid of test images with their predicted classes after each evaluation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from training.run import Run
 class Pictures:
     """Writes pictures/epoch-01.png and so on into the run's folder: the first test images; wrong classes are red.
 
-    rows, columns: of the grid. For task=classification, and uint8 images with 1 or 3 channels.
+    rows, columns: the size of the grid. Needs task=classification, and uint8 images with 1 or 3 channels.
     """
 
     def __init__(self, rows: int = 3, columns: int = 8) -> None:
-        self.rows, self.columns = rows, columns
+        self.rows = rows
+        self.columns = columns
 
     def on_evaluation(self, run: Run, scores: dict[str, float]) -> None:
         if not run.is_main:
@@ -29,7 +30,7 @@ class Pictures:
         collate = run.data.collate or default_collate
         batch = run.data.task.named(collate([test[index] for index in range(count)]))
         images = batch[trainer.task.inputs[0]]
-        with torch.no_grad(), trainer.autocast:  # the network is evaluating, and draws no random numbers
+        with torch.no_grad(), trainer.autocast:  # the network is in evaluation mode, and draws no random numbers
             on_device = move(batch, lambda tensor: tensor.to(trainer.device))
             inputs, labels = trainer.inputs_and_labels(run.data.transform(on_device))
             predicted = (trainer.ema_model or trainer.model)(*inputs).argmax(1)

@@ -17,9 +17,9 @@ from training.tasks import Task
 
 
 class Shapes:
-    """Samples (image, mask): uint8 (size, size, 3) with a disc and a square, and int64 (size, size), pixels' classes.
+    """Samples (image, mask): uint8 (size, size, 3) with a disc and a square, and the class of each pixel, int64.
 
-    train: training samples are mirrored at random, image and mask alike. length: samples. size: side in pixels.
+    train: training samples are mirrored at random, the image with its mask. length: how many. size: side in pixels.
     """
 
     classes = ("background", "disc", "square")
@@ -54,7 +54,7 @@ class Shapes:
         return pixels, classes
 
     def prepare(self, image: np.ndarray) -> np.ndarray:
-        """Brings an image, uint8 (H, W, 3) of any size, to the size of the samples; predict.py does so with files."""
+        """Brings an image, uint8 (H, W, 3) of any size, to the size of the samples. predict.py calls it for files."""
         return resized_middle(image, self.size, self.size)
 
 
@@ -93,7 +93,7 @@ def upsample(channels: int, width: int) -> nn.Module:
 
 
 class Segmentation(Task):
-    """Outputs are logits (B, classes, H, W), labels int64 (B, H, W). Score: pixels, the share of right pixels."""
+    """Outputs are logits (B, classes, H, W), labels int64 (B, H, W). The score `pixels` is the share of right ones."""
 
     metric = "miou"
     columns = ("mask",)  # of predictions.csv
@@ -120,7 +120,7 @@ class Segmentation(Task):
 
 
 class MeanIoU:
-    """Intersection over union, the mean over the classes that occur. torchmetrics.JaccardIndex is a larger choice."""
+    """Intersection over union: the mean over all classes that occur. torchmetrics.JaccardIndex has more options."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes

@@ -18,7 +18,7 @@ COLUMNS = ("area", "rooms", "age", "distance")  # the inputs, in order
 class Table:
     """Samples {"features": float (4,), "label": float ()}: a row of root/train.csv or root/test.csv, standardised.
 
-    The mean and the spread of each column are those of the training rows, for both files.
+    Both files are standardised by the mean and the spread of each column in the training rows.
     """
 
     def __init__(self, train: bool, root: str, label: str = "price") -> None:
@@ -43,7 +43,7 @@ def read(path: Path, columns: tuple[str, ...]) -> np.ndarray:
 
 
 class MLP(nn.Sequential):
-    """Takes features (B, 4), returns (B, num_classes): as many numbers as the task has."""
+    """Takes features (B, 4), returns (B, num_classes): the numbers that the task predicts."""
 
     def __init__(self, num_classes: int, width: int = 64) -> None:
         super().__init__(

@@ -10,12 +10,12 @@ from torchvision.transforms import v2
 
 
 def crop_and_flip(size: int, smallest: float) -> v2.Compose:
-    """Returns a transform of uint8 images (C, H, W); smallest: a crop's share of the area (0..1)."""
+    """Returns a transform of uint8 images (C, H, W). smallest: the least share (0..1) of the area in a crop."""
     return v2.Compose([v2.RandomResizedCrop(size, scale=(smallest, 1.0)), v2.RandomHorizontalFlip()])
 
 
 class Speckle:
-    """Sets a share of the pixels to 0; with a generator of its own, which the loader seeds for each sample."""
+    """Sets a share of the pixels to 0. It has a generator of its own, which the loader seeds for each sample."""
 
     def __init__(self, share: float) -> None:
         self.share = share
@@ -27,5 +27,5 @@ class Speckle:
 
 
 def noise(images: torch.Tensor, labels: torch.Tensor, strength: float) -> Any:
-    """Adds noise to images (B, C, H, W) in 0..1, on their device. With a parameter `labels` it returns these too."""
+    """Adds noise to images (B, C, H, W) in 0..1, on their device. As it takes the labels, it returns them too."""
     return (images + strength * torch.randn_like(images)).clamp(0, 1), labels

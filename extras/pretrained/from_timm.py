@@ -6,7 +6,7 @@ from torch import nn
 
 from extras.pretrained.pretrained import Preprocessing, check_name, downloading
 
-OLDEST = (1, 0, 26)  # the first version that loads all files with weights_only=True
+OLDEST = (1, 0, 26)  # the first version that loads every file with weights_only=True
 WITHOUT_NETWORK = (
     "copy ~/.cache/huggingface from a machine that has it, give a folder as model.name=local-dir:FOLDER, "
     "or set model.pretrained=false"
@@ -20,8 +20,8 @@ def from_timm(
 
     name: one of timm.list_models(), with or without the tag of its weights, such as resnet50.a1_in1k; or
         hf-hub:OWNER/NAME; or local-dir:FOLDER, which has a config.json and the weights (timm.models.save_for_hf).
-    pretrained: loads all weights but those of the last layer, which is new unless the number of classes is the same.
-        If there are not three channels, timm sums or repeats the weights of the first layer.
+    pretrained: loads all weights. The last layer is new, unless the weights have the same number of classes. For
+        images without three channels, timm sums or repeats the weights of the first layer.
     image_size: for networks that need it. Most transformers resize their position embedding to it.
     options: further arguments of timm.create_model, such as drop_path_rate.
     Raises ValueError for an unknown name, for weights that cannot be downloaded, and if timm is missing or too old.
@@ -33,13 +33,13 @@ def from_timm(
 
 
 def preprocessing(name: str, pretrained: bool, **options: Any) -> Preprocessing:
-    """How the network expects its images; arguments as above. Without pretrained weights, only their size."""
-    found = package().data.resolve_data_config(pretrained_cfg=settings(name))
-    size = options.get("img_size") or found["input_size"][-1]
+    """How the network expects its images: for a network without pretrained weights, only their size."""
+    theirs = package().data.resolve_data_config(pretrained_cfg=settings(name))
+    size = options.get("img_size") or theirs["input_size"][-1]
     if not pretrained:
         return Preprocessing(size)
-    interpolation = "bilinear" if found["interpolation"] == "bilinear" else "bicubic"
-    return Preprocessing(size, interpolation, found["crop_pct"], tuple(found["mean"]), tuple(found["std"]))
+    interpolation = "bilinear" if theirs["interpolation"] == "bilinear" else "bicubic"
+    return Preprocessing(size, interpolation, theirs["crop_pct"], tuple(theirs["mean"]), tuple(theirs["std"]))
 
 
 from_timm.preprocessing = preprocessing  # type: ignore[attr-defined]  # training/datasets.py looks for it
@@ -54,8 +54,8 @@ def settings(name: str) -> dict[str, Any]:
             return timm.models.load_model_config_from_hf(place)[0]
         if source == "local-dir":
             return timm.models._hub.load_model_config_from_path(place)[0]
-    known = timm.list_pretrained() if "." in name else timm.list_models()
-    check_name("network in timm", name, known, "timm.list_models() names them all")
+    names = timm.list_pretrained() if "." in name else timm.list_models()
+    check_name("network in timm", name, names, "timm.list_models() names them all")
     return timm.models.resolve_pretrained_cfg(name).to_dict()
 
 

@@ -8,7 +8,8 @@ from torchvision import models
 
 from extras.pretrained.pretrained import Preprocessing, check_name, downloading, with_channels
 
-# Their weights expect images normalised with these numbers; transform_input would convert from ImageNet's.
+# The weights of these networks expect images normalised with these numbers. With transform_input the network would
+# convert images that are normalised as for ImageNet.
 INCEPTION = ("googlenet", "inception_v3")
 INCEPTION_MEAN = INCEPTION_STD = (0.5, 0.5, 0.5)
 
@@ -19,9 +20,9 @@ def from_torchvision(
     """A network that takes float images (B, in_channels, H, W) and returns logits (B, num_classes).
 
     name: such as resnet50, convnext_tiny or vit_b_16.
-    pretrained: loads torchvision's best weights, except for the last layer, which is new unless the number of classes
-        is theirs, 1,000. If there are not three channels, `with_channels` converts the weights of the first layer.
-    image_size: for the networks that need it, vit_* and maxvit_t.
+    pretrained: loads torchvision's best weights. The last layer is new, unless there are 1,000 classes. For images
+        without three channels, `with_channels` converts the weights of the first layer.
+    image_size: only vit_* and maxvit_t need it.
     googlenet and inception_v3 are trained without their auxiliary outputs, and do not normalise images themselves.
     Raises ValueError for an unknown name and for weights that cannot be downloaded.
     """
@@ -42,7 +43,7 @@ def from_torchvision(
     else:
         model = models.get_model(name, weights=None, num_classes=num_classes, **options)
 
-    if hasattr(model, "aux_logits"):  # else its output in training is a tuple
+    if hasattr(model, "aux_logits"):  # with them, the output in training is a tuple
         model.aux_logits = False
         model.aux1 = model.aux2 = model.AuxLogits = None
     if in_channels != 3:
@@ -54,7 +55,7 @@ def from_torchvision(
 
 
 def preprocessing(name: str, pretrained: bool) -> Preprocessing:
-    """How the network expects its images; arguments as above. Without pretrained weights, only their size."""
+    """How the network expects its images: for a network without pretrained weights, only their size."""
     theirs = best_weights(name).transforms()
     size = theirs.crop_size[0]
     if not pretrained:

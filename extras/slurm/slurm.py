@@ -1,4 +1,4 @@
-"""What jobs in other processes and on other machines need: hydra/launcher=joblib, submitit_slurm, submitit_local."""
+"""Lets jobs run in other processes and on other machines: hydra/launcher=joblib, submitit_slurm, submitit_local."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from training.stopping import Stopped
 
 
 class Launchers(Callback):
-    """Hydra's callback, in the process that starts a sweep: its jobs import the repository, from any folder."""
+    """A callback of Hydra, in the process that starts a sweep: lets the jobs import the repository in any folder."""
 
     def on_multirun_start(self, config: Any, **_: Any) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        signal.signal(signal.SIGTERM, stop_sweep)  # by default it would end this process, and joblib's would train on
+        signal.signal(signal.SIGTERM, stop_sweep)  # by default only this process would exit, not joblib's jobs
 
 
 def stop_sweep(number: int, frame: object) -> None:
@@ -27,17 +27,17 @@ def stop_sweep(number: int, frame: object) -> None:
 
 
 class Requeue:
-    """Requeues this Slurm job if Slurm preempted it, and the job exits before the grace time is over.
+    """Requeues a preempted Slurm job, because it exits before the grace time is over.
 
-    Slurm itself requeues only the jobs that it kills at the end of the grace time.
+    Slurm itself requeues only the jobs that it has to kill at the end of the grace time.
     """
 
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
         job, array = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "ARRAY_JOB_ID"))
         if not (run.stopped and run.is_main and job and "SUBMITIT_EXECUTOR" in os.environ):
             return
-        if array is not None:  # SLURM_JOB_ID alone can name the whole array, which is the sweep
+        if array is not None:  # SLURM_JOB_ID alone can stand for the whole array: the sweep
             job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
         shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=False)
-        if "PreemptTime=2" in shown.stdout:  # a year; a job that was not preempted has PreemptTime=None
+        if "PreemptTime=2" in shown.stdout:  # PreemptTime=2026-...; it is None for a job that was not preempted
             subprocess.run(["scontrol", "requeue", job], check=False)

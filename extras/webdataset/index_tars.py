@@ -1,8 +1,8 @@
-"""Puts an index beside each tar shard, so that data=webdataset starts at once: then it need not read the shards.
+"""Writes an index beside each tar shard, so that data=webdataset starts at once: it need not read all shards first.
 
     python extras/webdataset/index_tars.py 's3://bucket/train-{0000..1281}.tar' 's3://bucket/test-{00..49}.tar'
 
-It writes URL.index.npz into the bucket, and for a local shard a hidden file. Run it again after a shard has changed.
+In a bucket the index is URL.index.npz, beside a local shard a hidden file. Run this again after a shard has changed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from extras.webdataset.webdataset import find_shards
 from scripts.command import parser, run_script
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(typed: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("urls", nargs="+", help="shards, as data.urls names them")
-    shards = find_shards("URLS", options.parse_args(arguments).urls)
+    shards = find_shards("URLS", options.parse_args(typed).urls)
     counts = each_shard(put_index, shards, "indexing")
-    print(f"{len(shards):,} shards with {sum(counts):,} images have an index beside them")
+    print(f"{len(shards):,} shards with {sum(counts):,} images have an index now")
 
 
 if __name__ == "__main__":

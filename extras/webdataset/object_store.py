@@ -1,11 +1,10 @@
 """Reads byte ranges of objects in a bucket (s3://, gs://, az://) or on a web server, many at once.
 
-The package obstore makes the requests. It repeats those that fail (server errors, broken connections, stalls), with
-growing pauses, and finds credentials by itself: in the environment, AWS_PROFILE (with boto3) or the machine's role.
+The package obstore makes the requests. It repeats requests that fail (server errors, broken connections, stalls), with
+growing pauses. It finds credentials by itself: in the environment, AWS_PROFILE (with boto3) or the machine's role.
 
-A process whose parent had used obstore before it forked cannot use it: obstore's threads did not survive the fork, and
-a request would wait for them forever. So a process that forks workers must not use it; `in_another_process` is how it
-reads what it needs.
+obstore's threads do not survive a fork: in a child of a process that has used obstore, a request would wait for ever.
+So a process that forks workers must not use obstore itself; it reads what it needs by `in_another_process`.
 """
 
 import multiprocessing
@@ -26,11 +25,11 @@ from typing import Any, NamedTuple, TypeVar
 from data.errors import DataError, explained
 
 SCHEMES = ("s3://", "gs://", "az://", "http://", "https://")
-ATTEMPTS = 10  # of a request, unless it is told otherwise
-# A request that fails is repeated until so many seconds have passed.
+ATTEMPTS = 10  # how often a request is tried, by default
+# For so many seconds a request that fails is repeated.
 OPENING_SECONDS = 10
 READING_SECONDS = 600
-STALL_SECONDS = 10  # a request that receives nothing for so long is repeated, or for a third of its seconds
+STALL_SECONDS = 10  # a request that receives nothing for so long (or for a third of its limit) is repeated
 VARIABLES = "AWS_ACCESS_KEY_ID, AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS or AZURE_STORAGE_ACCOUNT_NAME"
 REMEDIES = {
     "FileNotFoundError": "it was removed after its index was read: restore it, or start a new run",
@@ -47,7 +46,7 @@ _user: int | None = None  # the process that has used obstore
 
 
 class Version(NamedTuple):
-    """What tells an object from another one that was written to the same URL."""
+    """Tells an object from another one that was written to the same URL."""
 
     bytes: int
     etag: str
@@ -55,9 +54,9 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True)
 class RangeReader:
-    """Reads `size` bytes of an object from `start` on, when it is called.
+    """When it is called, reads `size` bytes of an object from `start` on.
 
-    It raises DataError after `attempts`, and if the object has another version. It may be called in a thread.
+    Raises DataError if `attempts` requests fail, or if the object has another version. Any thread may call it.
     """
 
     url: str
@@ -76,7 +75,7 @@ class RangeReader:
         with store_errors(f"{self.url}, bytes {self.start:,} to {end:,},"):
             answer = obstore.get(store, name, options={"range": (self.start, end), "if_match": etag})
             if answer.meta["e_tag"] != etag:  # the server ignores If-Match
-                raise obstore.exceptions.PreconditionError("its ETag is another one")
+                raise obstore.exceptions.PreconditionError("its ETag is different")
             data = bytes(answer.bytes())
             if len(data) != self.size:  # the headers were wrong, and obstore trusts them
                 raise ValueError(f"the server sent {len(data):,} bytes")
@@ -86,8 +85,8 @@ class RangeReader:
 def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, T]]:
     """Calls functions in threads, `most` at a time; yields (number, result) in the order in which they return.
 
-    The calls begin at once. It raises the error of a call in its place, and then begins no more.
-    most=0: makes each call when its result is wanted, in this thread, in order.
+    The calls begin at once. A call's error is raised in place of its result, and the calls that wait are cancelled.
+    most=0: calls each function in this thread, in order, when its result is asked for.
     """
     if most == 0:
         return enumerate(call() for call in calls)
@@ -118,7 +117,7 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
 
 @cache
 def _threads(most: int) -> SimpleQueue[tuple[Future[Any], Callable[[], Any]]]:
-    """The queue of this process's threads. An executor's would delay the interpreter's exit until a store answers."""
+    """The queue of this process's threads. An executor's threads would delay the exit until the store has answered."""
     queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
 
     def run() -> None:
@@ -129,7 +128,7 @@ def _threads(most: int) -> SimpleQueue[tuple[Future[Any], Callable[[], Any]]]:
                     future.set_result(call())
                 except BaseException as error:
                     future.set_exception(error)
-            del future, call  # an idle thread keeps no bytes
+            del future, call  # so that an idle thread keeps no bytes
 
     for _ in range(most):
         threading.Thread(target=run, name="request", daemon=True).start()
@@ -139,7 +138,7 @@ def _threads(most: int) -> SimpleQueue[tuple[Future[Any], Callable[[], Any]]]:
 def in_another_process(function: Callable[..., T], *arguments: Any) -> T:
     """Calls the function in a child, so that this process does not use obstore, and can fork workers that do."""
     if _user == os.getpid() or sys.platform != "linux" or multiprocessing.current_process().daemon:
-        return function(*arguments)  # it has used obstore, its workers are threads, or it may have no children
+        return function(*arguments)  # it has used obstore, has threads as workers, or may have no children
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         return pool.submit(function, *arguments).result()
 
@@ -167,7 +166,7 @@ def read_object(url: str) -> bytes | None:
 
 
 def request(method: str, url: str, *arguments: Any, **options: Any) -> Any:
-    """Calls a function of obstore for an object; None if there is no such object. Raises DataError if that fails."""
+    """Calls a function of obstore for an object; None if the object does not exist. Other errors are DataErrors."""
     with store_errors(url), suppress(FileNotFoundError):
         function = getattr(library(), method)
         store, name = _place(url, ATTEMPTS, OPENING_SECONDS)
@@ -176,7 +175,7 @@ def request(method: str, url: str, *arguments: Any, **options: Any) -> Any:
 
 
 def _place(url: str, attempts: int, seconds: int) -> tuple[Any, str]:
-    """The object's folder as a store, which this process keeps with its connections, and its name there."""
+    """The store of the object's folder, whose connections this process keeps, and the object's name in it."""
     folder, _, name = url.rpartition("/")
     return _store(folder, attempts, seconds), name
 
@@ -215,7 +214,7 @@ def library() -> Any:
         obstore = import_module("obstore")
     if _user not in (None, os.getpid()):
         raise DataError(
-            "this process was forked from one that had read from an object store, and cannot read from it: read no "
+            "this process was forked from one that had read from an object store, so it cannot read from it: read no "
             "sample before workers start, or start them with multiprocessing_context='spawn'"
         )
     _user = os.getpid()
@@ -232,10 +231,10 @@ def store_errors(what: str) -> Iterator[None]:
     except Exception as error:
         reason = re.sub(r"\?\S*", "", str(error).partition("\n")[0])  # a URL's query may have a signature
         kind = type(error).__name__
-        # There are no credentials, not even at the address where a machine's role has them.
+        # obstore found no credentials, not even those of the machine's role, which are at this address.
         if "Account must be specified" in reason or "169.254.169.254" in reason:
             kind = "UnauthenticatedError"
         if "builder error" in reason:  # the client could not open its files
             kind = "OSError"
         remedy = REMEDIES.get(kind, "check the network and the server")
-        raise DataError(f"{what} cannot be read ({reason}); {remedy}") from None  # the error itself shows the query
+        raise DataError(f"{what} cannot be read ({reason}); {remedy}") from None  # the original error shows the query

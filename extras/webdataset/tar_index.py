@@ -1,8 +1,8 @@
 """The index of a tar shard: where each image is, and its label.
 
-The index of a local shard is kept in a hidden file beside it, if the folder is writable. That of a shard in an object
-store is URL.index.npz, which extras/webdataset/index_tars.py writes. Without it, the shard is read once, and its
-index is kept in ~/.cache.
+The index of a local shard is a hidden file beside it, if the folder is writable. The index of a shard in an object
+store is URL.index.npz, which extras/webdataset/index_tars.py writes. If there is none, the whole shard is read once,
+and its index is kept in ~/.cache.
 """
 
 import hashlib
@@ -31,22 +31,22 @@ IMAGES = tuple(suffix[1:] for suffix in SUFFIXES)
 LABELS = ("cls", "json")
 KINDS = IMAGES + LABELS
 AT_ONCE = 32  # shards in an object store whose indices are read at the same time
-BLOCK = 4 << 20  # bytes that are requested at a time to read a whole shard
+BLOCK = 4 << 20  # bytes per request when a whole shard is read
 
-# A shard's version; offset, bytes, label and name of each image; how many files are not read, and the name of one.
+# A shard's version; offset, bytes, label and name of each image; how many files are skipped, and the name of one.
 Index = tuple[Version, np.ndarray, int, str]
-Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content, or b"" if that was not read
+Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content, or b"" if it was not read
 
 
 def each_shard(function: Callable[[str], Any], shards: list[str], what: str) -> list[Any]:
-    """Calls `function` for each shard, behind a progress bar. In an object store it reads many at once."""
+    """Calls `function` for each shard, and shows a progress bar. In an object store it reads many shards at a time."""
     if any(map(is_remote, shards)):
         return object_store.in_another_process(_each_shard, function, shards, what, AT_ONCE)
     return _each_shard(function, shards, what, 0)
 
 
 def _each_shard(function: Callable[[str], Any], shards: list[str], what: str, at_once: int) -> list[Any]:
-    first = function(shards[0])  # alone: if there is no network, one request waits for it
+    first = function(shards[0])  # alone: without a network only one request has to fail
     calls = [partial(function, shard) for shard in shards[1:]]
     results = object_store.answers(calls, at_once)
     bar = tqdm(results, what, len(calls), unit="shard", leave=False, disable=None, delay=1)
@@ -54,7 +54,7 @@ def _each_shard(function: Callable[[str], Any], shards: list[str], what: str, at
 
 
 def read_index(shard: str) -> Index:
-    """The index that is kept, or beside the shard, else a new one. Raises DataError if the shard cannot be read."""
+    """The kept index, or the one beside the shard, or a new one. Raises DataError if the shard cannot be read."""
     version = find_version(shard)
     index = load(kept_file(shard), version)
     if index is None and is_remote(shard):
@@ -76,7 +76,7 @@ def read_index_beside(shard: str, version: Version) -> Index | None:
 
 
 def put_index(shard: str) -> int:
-    """Puts a shard's index beside it, in place of one that does not fit. Returns the number of images."""
+    """Writes a shard's index beside it, and replaces one that does not fit. Returns the number of images."""
     version = find_version(shard)
     index = load(kept_file(shard), version) or make_index(shard, version)
     if is_remote(shard):
@@ -90,7 +90,7 @@ def make_index(shard: str, version: Version) -> Index:
     with opened(shard, version) as file:
         samples = arrange(shard, scan(file, others))
     index = version, samples, len(others), example_of(others)
-    with suppress(OSError):  # the folder is another user's, or the disk is full: then each start makes it again
+    with suppress(OSError):  # a read-only folder or a full disk: then each run makes the index again
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, as_file(*index))
     return index
@@ -98,7 +98,7 @@ def make_index(shard: str, version: Version) -> Index:
 
 @contextmanager
 def opened(shard: str, version: Version | None = None, attempts: int = ATTEMPTS) -> Iterator[Any]:
-    """The shard as a file; one in an object store is read in blocks, of `version` only (None: the one that it has)."""
+    """Opens a shard as a file. In an object store it is read in blocks, of `version` alone (None: its present one)."""
     cause = f"{shard} cannot be read as an uncompressed tar"
     with explained(cause, "unpack or replace it", (OSError, tarfile.TarError)):
         if is_remote(shard):
@@ -131,7 +131,7 @@ def as_file(version: Version, samples: np.ndarray, *others: int | str) -> bytes:
 
 
 def load(file: Any, version: Version) -> Index | None:
-    """The index in a file; None if that is missing, damaged, or of another version."""
+    """The index in a file; None if the file is missing, damaged, or of another version."""
     with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(file) as saved:
         size, etag, count, example = map(os.fsdecode, saved["about"].tolist())
         if (int(size), etag) == version:
@@ -166,9 +166,9 @@ class RemoteFile(io.RawIOBase):
 
 
 def scan(file: Any, others: list[str], kinds: Collection[str] = LABELS) -> Iterator[Member]:
-    """The images and labels in a shard, from where the file is to its end, and the contents of these kinds.
+    """Yields the images and labels of a shard, from the file's position to its end, with the content of `kinds`.
 
-    Hidden ones, links and other files are not read: their names go to `others`.
+    Hidden files, links and all other files are skipped, and their names are added to `others`.
     """
     with tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
@@ -184,18 +184,19 @@ def scan(file: Any, others: list[str], kinds: Collection[str] = LABELS) -> Itera
                 content = file.read(member.size)
             yield member.name, member.offset_data, member.size, content
         file.seek(tar.offset)
-        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
+        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end of the file
             raise tarfile.ReadError(f"the header at byte {tar.offset:,} is damaged")
 
 
 def split(name: str) -> tuple[str, str]:
-    """A member's key, and its name after the first dot in lower case, as webdataset splits it."""
+    """A member's key, and what follows the first dot of its name, in lower case: webdataset splits names so."""
     folder, slash, name = name.rpartition("/")
     stem, _, kind = name.partition(".")
     return folder + slash + stem, kind.lower()
 
 
 def arrange(shard: str, members: Iterable[Member]) -> np.ndarray:
+    """The samples of a shard as an array, with a row per image."""
     samples = pair(shard, members)
     if not samples:
         raise DataError(f"{shard} has no images; add some, such as KEY.jpg, where KEY has no dot, or leave it out")
@@ -212,7 +213,7 @@ def arrange(shard: str, members: Iterable[Member]) -> np.ndarray:
 
 
 def pair(shard: str, members: Iterable[Member]) -> list[Member]:
-    """The images of a shard that has these members, each with its label as the content."""
+    """The images among a shard's members, each with its label in place of its content."""
     images: dict[str, Member] = {}
     labels: dict[str, Member] = {}
     for member in members:

@@ -1,8 +1,8 @@
 """WebDataset: images and labels in tar files (shards), local or in an object store, read in any order.
 
-A sample is all members of one shard that have the same name up to the first dot, the key: KEY.jpg with KEY.cls or
-KEY.json. tar_index.py finds them. Each image is read by itself: from an object store with one request, many of
-them at a time, so that the order of the samples is any, and no shard is downloaded.
+The members of a shard whose names are equal up to the first dot make one sample: KEY.jpg with KEY.cls or KEY.json.
+tar_index.py finds them. Each image is read on its own, so samples can come in any order, and no shard is downloaded.
+From an object store each worker requests many images at a time.
 """
 
 import glob
@@ -47,16 +47,17 @@ Files = Iterator[tuple[int, bytes]]  # of a batch: a row, and its image file
 class WebDataset(CroppedDataset):
     """The training images in the shards of `urls`, or the test images in those of `test_urls`.
 
-    urls, test_urls: paths, or URLs (s3://, gs://, az://, http://, https://), or lists of them. They may have braces
-    (train-{000000..000009}.tar, {a,b}.tar), and paths wildcards. A label is the text of KEY.cls, a number or a name,
-    or else "label" in KEY.json.
-    classes: their names, or a file with a name per line; None: the labels in `urls`, sorted. If classes are given, a
-    label that is a number is an index of them.
-    requests: how many ranges each worker requests from an object store at a time. attempts: how often one is tried.
+    urls, test_urls: paths, URLs (s3://, gs://, az://, http://, https://), or lists of them. They may contain braces
+    (train-{000000..000009}.tar, {a,b}.tar), paths also wildcards. A label is the text of KEY.cls (a number or a
+    name), or else "label" in KEY.json.
+    classes: the names of the classes, or a file with a name per line; None: the labels in `urls`, sorted. If classes
+    are given, labels that are numbers are indices into them.
+    requests: how many images each worker requests from an object store at a time.
+    attempts: how often a request is tried.
     For the other arguments and the samples see CroppedDataset.
 
     Raises DataError for shards that are missing, compressed, damaged or changed since their index was made, for keys
-    without an image or a label, for an object store that does not answer, and when it reads an image that is damaged.
+    without an image or a label, for an object store that does not answer, and, while reading, for a damaged image.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class WebDataset(CroppedDataset):
         others = [f"{shard}/{name}" for shard, (*_, count, name) in zip(shards, indices, strict=True) if count]
         warn_of_left_out(key, others, sum(count for *_, count, _ in indices))
         self._at_once = requests if any(map(is_remote, shards)) else 0
-        self._begun: dict[Any, Files] = {}  # this batch's files and the next one's, at most
+        self._begun: dict[Any, Files] = {}  # files that were requested: of this batch and the next one, at most
         labels = read_labels(indices)
         if classes is not None:
             self.classes = read_classes(classes)
@@ -106,7 +107,7 @@ class WebDataset(CroppedDataset):
         return self._reader(index)(), self.path(index)
 
     def will_read(self, indices: np.ndarray) -> None:
-        """Begins to read the files at `indices` (B,), if they are in an object store, before this batch is read."""
+        """Requests the files at `indices` (B,) from the object store: this worker reads that batch next."""
         if self._at_once:
             newest = list(self._begun.items())[-1:]
             self._begun = dict(newest)
@@ -130,10 +131,10 @@ class WebDataset(CroppedDataset):
 
 
 class WebDatasetStream(CroppedStream):
-    """data.streaming=true: the images of the shards without an index, each tar read from its start to its end.
+    """data.streaming=true: reads each tar from its start to its end, without an index.
 
-    Each of torch's workers reads its share of the shards, in training in random order, one after the other: from an
-    object store in blocks, and so without `requests`.
+    Each worker reads its share of the shards one after the other, in training in random order. An object store is
+    read in blocks, so `requests` has no effect.
     Raises DataError for a shard that is compressed or damaged, and for a key without an image or a label.
     """
 
@@ -148,13 +149,13 @@ class WebDatasetStream(CroppedStream):
         return options.classes and read_classes(options.classes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest iterator is: the order of its shards, its place in it, and the next byte there."""
+        """The position of the newest iterator: the order of its shards, the current shard, and the next byte in it."""
         return dict(self._state)
 
     def encoded(self, state: dict[str, Any] | None) -> Iterator[tuple[bytes, str, str]]:
         info = get_worker_info()
         mine = self.shards if info is None else self.shards[info.id :: info.num_workers]
-        order = torch.randperm if self.train else torch.arange  # with a loaded state nothing is drawn, as before
+        order = torch.randperm if self.train else torch.arange  # a loaded state has the order: nothing is drawn
         state = self._state = state or {"order": order(len(mine)).tolist(), "place": 0, "byte": 0}
         while state["place"] < len(mine):
             number = state["order"][state["place"]]
@@ -164,7 +165,7 @@ class WebDatasetStream(CroppedStream):
             state |= {"place": state["place"] + 1, "byte": 0}
 
     def read_shard(self, shard: str, start: int) -> Iterator[tuple[int, bytes, str, str]]:
-        """Yields for each sample from byte `start` on: where it ends, its image file and name, and its label."""
+        """Yields each sample from byte `start` on: the byte where it ends, its image file, its name, its label."""
         others = list[str]()
         with opened(shard, attempts=self.attempts) as file:
             file.seek(start)
@@ -181,13 +182,17 @@ class WebDatasetStream(CroppedStream):
 
 
 def key_of(member: Member) -> str:
-    """What a sample's members have in common: their name up to the first dot."""
+    """The key that a sample's members have in common: their name up to the first dot."""
     key, _ = split(member[0])
     return key
 
 
 def _request_key(indices: np.ndarray) -> tuple[Any, ...]:
-    return os.getpid(), threading.get_ident(), indices.tobytes()  # not another thread's, nor those of before a fork
+    return (
+        os.getpid(),
+        threading.get_ident(),
+        indices.tobytes(),
+    )  # differs between threads, and before and after a fork
 
 
 def read_file(name: str, shard: str, start: int, size: int, version: Version) -> bytes:
@@ -199,7 +204,7 @@ def read_file(name: str, shard: str, start: int, size: int, version: Version) ->
 
 
 def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
-    """The paths and URLs that `urls`, the value of `key`, stand for, in this order. Those of a wildcard are sorted."""
+    """Expands `urls`, the value of the setting `key`, in this order. The matches of a wildcard are sorted."""
     if not urls:
         raise DataError(f"{key} is not set; {HOW}")
     shards = []

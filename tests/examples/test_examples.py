@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import train as script
-from examples.finetuning.images import balanced
+from examples.finetuning.images import Balanced
 from examples.finetuning.images import write as write_images
 from examples.mixture.noisy import write as write_mixture
 from examples.table.table import write as write_table
@@ -117,6 +117,6 @@ def test_an_example_learns_what_it_is_about(tmp_path, fork, experiment):
 
 def test_balanced_sampling_draws_rare_classes_as_often_as_others():
     labels = np.repeat([0, 1, 2], [900, 90, 10])
-    counts = np.bincount(labels[list(balanced(labels))])
+    counts = np.bincount(labels[list(Balanced(labels))])
     assert counts.sum() == 1000 and counts.min() > 250
-    assert list(balanced(np.array([3, 3]))) in ([0, 0], [0, 1], [1, 0], [1, 1]), "other classes have no sample"
+    assert list(Balanced(np.array([3, 3]))) in ([0, 0], [0, 1], [1, 0], [1, 1]), "other classes have no sample"
