@@ -32,9 +32,9 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
     with no_trace(trainer):
         first, tested = move((data.first, data.first_tested), lambda tensor: tensor.to(trainer.device))
         batch = data.augment(first, Random(0, 0, 0))
-        what = f"{type(trainer.model).__name__} and {type(task).__name__} cannot use the first"
+        complaint = f"{type(trainer.model).__name__} and {type(task).__name__} cannot use the first"
         if kind.training_step is Trainer.training_step and kind.train_step is Trainer.train_step:
-            with naming_batch(f"{what} training samples", batch):
+            with naming_batch(f"{complaint} training samples", batch):
                 trainer.training_step(batch)
             if smallest <= 1:
                 trainer.begin_training()
@@ -44,7 +44,9 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
                     trainer.training_step(rows_of(batch, slice(1), task.count(batch)))
                 trainer.model.eval()
         batch = data.transform(tested)
-        with naming_batch(f"{what} test samples, or {kind.__name__}.evaluation_step returns no scores by name", batch):
+        with naming_batch(
+            f"{complaint} test samples, or {kind.__name__}.evaluation_step returns no scores by name", batch
+        ):
             names = [*trainer.evaluation_step(batch).keys()]
         with naming_batch("task.metrics cannot compute", batch):
             try:
@@ -67,7 +69,7 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
 
 
 @contextmanager
-def naming_batch(what: str, batch: dict[str, Any]) -> Iterator[None]:
+def naming_batch(sentence: str, batch: dict[str, Any]) -> Iterator[None]:
     """Turns an error in the block into a ConfigError that says what failed, on which batch, and why."""
     try:
         yield
@@ -76,7 +78,7 @@ def naming_batch(what: str, batch: dict[str, Any]) -> Iterator[None]:
         for name, value in batch.items():
             kind = getattr(value, "dtype", type(value).__name__)
             fields.append(f"{name}: {kind} {tuple(getattr(value, 'shape', ()))}")
-        raise ConfigError(f"{what} ({', '.join(fields)}): {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{sentence} ({', '.join(fields)}): {type(error).__name__}: {error}") from error
 
 
 @contextmanager

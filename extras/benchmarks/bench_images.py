@@ -1,7 +1,6 @@
 """Measures how many images per second each loader reads from image files, as scripts/bench_loaders.py does.
 
     python extras/benchmarks/bench_images.py --workload jpeg --data-root DIR   # DIR/train/CLASS/*.jpg (or made-up)
-    python extras/benchmarks/bench_images.py --workload evaluation             # resized, and the middle cut out
     python extras/benchmarks/bench_images.py --workload packed                 # packed with extras/packed
     python extras/benchmarks/bench_images.py --workload cached                 # data.cache=ram, and that pack again
     python extras/benchmarks/bench_images.py --workload decoders --workers 1   # a row for each installed decoder
@@ -36,22 +35,17 @@ from scripts.bench_workloads import Maker, loader_rows
 from scripts.command import run_script
 from training.config import ConfigError
 
-TRAINING = (v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip())
-EVALUATION = (v2.Resize(256, antialias=True), v2.CenterCrop(224))
+AUGMENTATION = (v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip())
 PACK_IMAGES = Path(__file__).parents[1] / "packed" / "pack_images.py"
 
 
 def jpeg(root: Path, _: Path) -> dict[str, Maker]:
-    return loader_rows(ImageFolder(train=True, root=root), stock_pictures(root / "train", TRAINING), 64)
-
-
-def evaluation(root: Path, _: Path) -> dict[str, Maker]:
-    return loader_rows(ImageFolder(train=False, root=root), stock_pictures(root / "val", EVALUATION), 16)
+    return loader_rows(ImageFolder(train=True, root=root), stock_pictures(root / "train"), 64)
 
 
 def packed(root: Path, temporary: Path) -> dict[str, Maker]:
     make_pack(root, temporary / "pack")
-    return loader_rows(open_pack(temporary / "pack"), stock_pictures(root / "train", TRAINING), 64)
+    return loader_rows(open_pack(temporary / "pack"), stock_pictures(root / "train"), 64)
 
 
 def cached(root: Path, temporary: Path) -> dict[str, Maker]:
@@ -73,7 +67,7 @@ def decoders(root: Path, _: Path) -> dict[str, Maker]:
 
 
 WORKLOADS: dict[str, Callable[[Path, Path], dict[str, Maker]]] = {
-    make.__name__: make for make in (jpeg, evaluation, packed, cached, decoders)
+    make.__name__: make for make in (jpeg, packed, cached, decoders)
 }
 DOCUMENTED: dict[str, dict[str, float]] = {  # the ratios in docs/benchmarks.md, with two workers on two idle cores
     "jpeg": {"torch": 1, "torch-tv": 1.4, "workers": 2.3, "workers-plain": 2.1, "threads": 2.1, "threads-plain": 2.0},
@@ -81,11 +75,11 @@ DOCUMENTED: dict[str, dict[str, float]] = {  # the ratios in docs/benchmarks.md,
 }
 
 
-def stock_pictures(folder: Path, steps: tuple[v2.Transform, ...]) -> dict[str, Any]:
+def stock_pictures(folder: Path) -> dict[str, Any]:
     """The datasets that most programs use: torchvision's ImageFolder, with Pillow or with torchvision's decoder."""
     return {
-        "torch": TorchImageFolder(str(folder), v2.Compose([*steps, v2.PILToTensor()])),
-        "torch-tv": TorchImageFolder(str(folder), v2.Compose(steps), loader=decoded),
+        "torch": TorchImageFolder(str(folder), v2.Compose([*AUGMENTATION, v2.PILToTensor()])),
+        "torch-tv": TorchImageFolder(str(folder), v2.Compose(AUGMENTATION), loader=decoded),
     }
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from data.image_folder import ImageFolder
 from data.images.crops import random_crop
-from extras.benchmarks.bench_images import TRAINING, open_pack, stock_pictures
+from extras.benchmarks.bench_images import open_pack, stock_pictures
 from loaders import tensors
 from scripts.bench_workloads import Plain, loader_rows
 
@@ -100,6 +100,6 @@ def batches(loader: str, reads: str, root: Path, workers: int) -> Iterator[torch
     if loader in PEERS:
         made = PEERS[loader][1](dataset, workers)
     else:
-        made = loader_rows(dataset, stock_pictures(root / "train", TRAINING), BATCH)[loader](workers)
+        made = loader_rows(dataset, stock_pictures(root / "train"), BATCH)[loader](workers)
     for batch in chain.from_iterable(repeat(made)):
         yield next(tensor for tensor in tensors(batch) if tensor.ndim == 4)

@@ -35,13 +35,13 @@ SPLITS = ("test", "val", "train")
 class FinishedRun:
     """The trained network of a run, on its device.
 
-    given: a checkpoint file, or the run's folder: then its best checkpoint, or its newest if it has no best one.
+    source: a checkpoint file, or the run's folder: then its best checkpoint, or its newest if it has no best one.
     overrides: replace settings of the run, such as data=image_folder, data.root=DIR or device=cpu.
     Raises ConfigError if there is no checkpoint, or it does not fit the network.
     """
 
-    def __init__(self, given: Path, overrides: Sequence[str] = ()) -> None:
-        self.path = find(given)
+    def __init__(self, source: Path, overrides: Sequence[str] = ()) -> None:
+        self.path = find(source)
         state = read_checkpoint(self.path)
         self.step = int(state["step"])
         folder = self.path.resolve().parent

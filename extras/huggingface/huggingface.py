@@ -120,8 +120,8 @@ def encoded_rows(rows: Any, columns: list[str], path: object) -> Any:
     """The rows with these columns; the first has images, which become encoded files."""
     image = columns[0]
     encoded = importlib.import_module("datasets").Image(decode=False)
-    what = f"data.image={image}: this column of {path} has no images, but {rows.features[image]}"
-    with explained(what, "choose another one", NotImplementedError):
+    sentence = f"data.image={image}: this column of {path} has no images, but {rows.features[image]}"
+    with explained(sentence, "choose another one", NotImplementedError):
         return rows.select_columns(columns).cast_column(image, encoded)
 
 
@@ -158,11 +158,11 @@ def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
         return datasets.load_dataset(path, name, **options)
 
 
-def choose_rows(splits: dict[str, Any], key: str, given: str | None, usual: Sequence[str]) -> Any:
-    """The rows of the split `given`, in the package's syntax; without it, of the first of `usual` that exists."""
-    chosen = given or next((split for split in usual if split in splits), "")
+def choose_rows(splits: dict[str, Any], key: str, split: str | None, usual: Sequence[str]) -> Any:
+    """The rows of the split, in the package's syntax; of None the first of `usual` that exists."""
+    chosen = split or next((name for name in usual if name in splits), "")
     datasets = importlib.import_module("datasets")
-    lengths = {name: len(split) for name, split in splits.items()}
+    lengths = {name: len(samples) for name, samples in splits.items()}
     rows = []
     with suppress(ValueError):  # the package does not know the split, or its syntax
         for part in datasets.ReadInstruction.from_spec(chosen).to_absolute(lengths):
@@ -170,19 +170,19 @@ def choose_rows(splits: dict[str, Any], key: str, given: str | None, usual: Sequ
                 rows.append(splits[part.splitname].select(range(part.from_, part.to)))
     if not rows:
         remedy = f"set it to one of the splits {', '.join(splits)}, or to a part, such as train[90%:]"
-        raise DataError(f"{key}={given} has no rows; {remedy}")
+        raise DataError(f"{key}={split} has no rows; {remedy}")
     return datasets.concatenate_datasets(rows).with_format(None)  # saved datasets keep their format
 
 
-def choose_column(features: dict[str, Any], key: str, given: str | None, kind: str) -> str:
-    """The column `given`, or else the only one whose feature is of this kind."""
+def choose_column(features: dict[str, Any], key: str, column: str | None, kind: str) -> str:
+    """The column, or for None the only one whose feature is of this kind."""
     kinds = {name: type(feature).__name__ for name, feature in features.items()}
-    candidates = [given] if given else [name for name in kinds if kinds[name] == kind]
+    candidates = [column] if column else [name for name in kinds if kinds[name] == kind]
     if len(candidates) == 1 and candidates[0] in features:
         return candidates[0]
     columns = ", ".join(f"{name} ({kinds[name]})" for name in kinds)
-    hint = "" if given else f"{len(candidates)} columns are of the kind {kind}; "
-    raise DataError(f"{key}={given}: {hint}set it to one of the columns {columns}")
+    hint = "" if column else f"{len(candidates)} columns are of the kind {kind}; "
+    raise DataError(f"{key}={column}: {hint}set it to one of the columns {columns}")
 
 
 def read_labels(rows: Any, label: str, where: str) -> np.ndarray:

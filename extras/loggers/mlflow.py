@@ -32,8 +32,8 @@ class MLflow(Logger):
         folder = self.sweep or self.folder
         with FileLock(folder / ".mlflow.lock"):  # jobs of a sweep may create the tables at the same time
             self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder}/mlflow.db")
-            found = self._client.get_experiment_by_name(name)
-            experiment = found.experiment_id if found else self._client.create_experiment(name)
+            existing = self._client.get_experiment_by_name(name)
+            experiment = existing.experiment_id if existing else self._client.create_experiment(name)
         if self.earlier_id:
             self._id = self.earlier_id
             return self._client.update_run(self._id, status="RUNNING")

@@ -222,8 +222,8 @@ def library() -> Any:
 
 
 @contextmanager
-def store_errors(what: str) -> Iterator[None]:
-    """Turns any exception of the block into a DataError."""
+def store_errors(subject: str) -> Iterator[None]:
+    """Turns any exception of the block into a DataError: `subject` cannot be read."""
     try:
         yield
     except DataError:
@@ -237,4 +237,6 @@ def store_errors(what: str) -> Iterator[None]:
         if "builder error" in reason:  # the client could not open its files
             kind = "OSError"
         remedy = REMEDIES.get(kind, "check the network and the server")
-        raise DataError(f"{what} cannot be read ({reason}); {remedy}") from None  # the original error shows the query
+        raise DataError(
+            f"{subject} cannot be read ({reason}); {remedy}"
+        ) from None  # the original error shows the query

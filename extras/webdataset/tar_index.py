@@ -38,18 +38,18 @@ Index = tuple[Version, np.ndarray, int, str]
 Member = tuple[str, int, int, bytes]  # name, offset, bytes; the content, or b"" if it was not read
 
 
-def each_shard(function: Callable[[str], Any], shards: list[str], what: str) -> list[Any]:
+def each_shard(function: Callable[[str], Any], shards: list[str], doing: str) -> list[Any]:
     """Calls `function` for each shard, and shows a progress bar. In an object store it reads many shards at a time."""
     if any(map(is_remote, shards)):
-        return object_store.in_another_process(_each_shard, function, shards, what, AT_ONCE)
-    return _each_shard(function, shards, what, 0)
+        return object_store.in_another_process(_each_shard, function, shards, doing, AT_ONCE)
+    return _each_shard(function, shards, doing, 0)
 
 
-def _each_shard(function: Callable[[str], Any], shards: list[str], what: str, at_once: int) -> list[Any]:
+def _each_shard(function: Callable[[str], Any], shards: list[str], doing: str, at_once: int) -> list[Any]:
     first = function(shards[0])  # alone: without a network only one request has to fail
     calls = [partial(function, shard) for shard in shards[1:]]
     results = object_store.answers(calls, at_once)
-    bar = tqdm(results, what, len(calls), unit="shard", leave=False, disable=None, delay=1)
+    bar = tqdm(results, doing, len(calls), unit="shard", leave=False, disable=None, delay=1)
     return [first, *(result for _, result in sorted(bar, key=itemgetter(0)))]
 
 

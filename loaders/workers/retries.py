@@ -34,10 +34,10 @@ def can_pass(error: BaseException | None) -> bool:
     return False
 
 
-def tried(read: Callable[[], T], retries: int, what: Any, retried: list[tuple[Any, str]], draws_on: bool = False) -> T:
+def tried(read: Callable[[], T], retries: int, name: Any, retried: list[tuple[Any, str]], draws_on: bool = False) -> T:
     """Returns read(), which is called up to `retries` more times after errors that can pass.
 
-    Adds (what, reason) to `retried` for each of them. draws_on: read() draws from the global generators and does not
+    Adds (name, reason) to `retried` for each of them. draws_on: read() draws from the global generators and does not
     seed them, so they are set back before it is called again.
     """
     states = global_states() if draws_on and retries else None
@@ -47,7 +47,7 @@ def tried(read: Callable[[], T], retries: int, what: Any, retried: list[tuple[An
         except Exception as error:
             if not can_pass(error) or is_of_signal(error):
                 raise
-            retried.append((what, f"{type(error).__name__}: {error}"))
+            retried.append((name, f"{type(error).__name__}: {error}"))
         if states is not None:
             restore_globals(states)
         time.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 10**number))

@@ -29,11 +29,10 @@ def test_all_rows_deliver_the_same_kind_of_batch(images, tmp_path, workload):
         pytest.skip("extras/packed was deleted")
     makers = bench_images.WORKLOADS[workload](images, tmp_path)
     assert makers.keys() >= (bench_images.DOCUMENTED.get(workload, {}).keys() or {"pillow"} & makers.keys())
-    size = 16 if workload == "evaluation" else 64
     for make in makers.values():
         batch = next(iter(make(1)))
         image = batch["image"] if isinstance(batch, dict) else batch[0]
-        assert (len(image), image[0].numel(), image.dtype) == (size, 3 * 224 * 224, torch.uint8)
+        assert (len(image), image[0].numel(), image.dtype) == (64, 3 * 224 * 224, torch.uint8)
 
 
 def test_a_workload_is_measured_without_the_stock_loader_too_and_beside_the_documented_ratios(images, capsys):
