@@ -1,4 +1,4 @@
-"""What the benches share: measuring in turns, medians, a table and a JSON file."""
+"""What the benchmarks share: measuring in turns, medians, a table and a JSON file."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from training.config import ConfigError
 
 ROUNDS = 3
 
-Row = dict[str, Any]  # "loader" and its figures, as in the JSON file
-Columns = Sequence[tuple[str, str, str]]  # a key of the rows, its heading, the format of its value; None is "-"
+Row = dict[str, Any]  # "loader", and the figures by name, as in the JSON file
+Columns = Sequence[tuple[str, str, str]]  # a key of the rows, its heading, the format of its values; None becomes "-"
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
@@ -29,7 +29,7 @@ def parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def chosen(option: str, text: str | None, choices: Collection[str]) -> list[str]:
-    """The names in `text`, separated by commas; None: all choices. Raises ConfigError for a name that is not one."""
+    """The names in `text`, separated by commas; None: all choices. Raises ConfigError for an unknown name."""
     names = text.split(",") if text else list(choices)
     for name in names:
         check_choice(option, name, choices, ConfigError)
@@ -39,8 +39,8 @@ def chosen(option: str, text: str | None, choices: Collection[str]) -> list[str]
 def in_turns(names: Iterable[str], measure: Callable[[str], dict[str, float]], rounds: int = ROUNDS) -> list[Row]:
     """Calls `measure` with each name in each round. Returns a row per name with the medians.
 
-    The names take turns, so that whatever else the machine does slows all of them alike. `spread` is half of the first
-    figure's range, as a share of its median.
+    The names take turns, so that other programs slow all of them alike. `spread` is half of the first figure's range,
+    as a share of its median.
     """
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(rounds):

@@ -2,7 +2,7 @@
 
     python scripts/bench_loaders.py --workload transport            # ready-made 3x224x224 images: moving bytes
     python scripts/bench_loaders.py --workload cifar                # 3x32x32 images, cropped, mirrored, normalised
-    python scripts/bench_loaders.py --workload tiny                 # 8 numbers, 64 a batch: the loader's own work
+    python scripts/bench_loaders.py --workload tiny                 # 8 numbers, 64 per batch: the loader's own work
     python scripts/bench_loaders.py --workload batch-1 --json a.json
     python extras/benchmarks/bench_images.py --workload jpeg        # image files
 
@@ -13,9 +13,9 @@ The rows of the table are loaders:
 - `prefetch`: `workers`, with the preloader's thread;
 - `resident`: ResidentLoader, for data in memory.
 
-All have the same batch size and prefetch factor, and nothing is done with the batches. The rows take turns of some
-seconds, each in a new process, and the medians over three rounds are compared: `ratio` is to `torch`, and `documented`
-is the ratio in docs/benchmarks.md.
+All rows have the same batch size and prefetch factor, and do nothing with the batches. They take turns of a few
+seconds, each in a new process. The table has the medians of three rounds: `ratio` is relative to `torch`, and
+`documented` is the ratio in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def bench(makers: dict[str, Maker], num_workers: int, seconds: float, documented
 
 
 def measure_in_child(name: str, make: Maker, num_workers: int, seconds: float) -> dict[str, float]:
-    """Measures one turn in a child process. Raises ConfigError if the loader fails."""
+    """Measures a turn in a child process. Raises ConfigError if the loader fails."""
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_measure, args=(make, num_workers, seconds, sender))
     process.start()
@@ -85,7 +85,7 @@ def measure_in_child(name: str, make: Maker, num_workers: int, seconds: float) -
 
 
 def _measure(make: Maker, num_workers: int, seconds: float, sender: Any) -> None:
-    """Runs in the child. Sends its figures, or a sentence if the loader failed."""
+    """Runs in the child. Sends the figures, or a sentence if the loader has failed."""
     try:
         began = time.perf_counter()
         loader = make(num_workers)

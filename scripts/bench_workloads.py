@@ -1,4 +1,4 @@
-"""The workloads of bench_loaders.py: each gives a function per row of the table, which makes the row's loader."""
+"""The workloads of bench_loaders.py: functions that return, for each row of the table, what makes its loader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Maker = Callable[[int], Any]  # number of workers -> loader
 
 
 class Transport:
-    """Ready-made images in memory: to read one is to copy it."""
+    """Ready-made images in memory: reading one means copying it."""
 
     def __init__(self, length: int = 25_600) -> None:
         self.length = length
@@ -55,7 +55,7 @@ class Tiny(Transport):
 
 
 class Plain:
-    """A dataset with its read_batch hidden; or images with `labels`, and torchvision's `transform` for each image."""
+    """A dataset without its read_batch; with `labels`: images, to which torchvision's `transform` is applied."""
 
     def __init__(self, dataset: Any, labels: list[int] | None = None, transform: Any = None) -> None:
         self._dataset = dataset
@@ -104,7 +104,7 @@ def tiny(batch_size: int = 64) -> dict[str, Maker]:
 
 
 def cifar(length: int = 50_000) -> dict[str, Maker]:
-    """Small images, randomly cropped and mirrored, then normalised: the batches of every row are float32."""
+    """Small images, randomly cropped and mirrored, then normalised: every row delivers float32 batches."""
     batch_size = 512
     mean = (0.491, 0.482, 0.447)
     std = (0.247, 0.244, 0.262)

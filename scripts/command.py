@@ -1,4 +1,4 @@
-"""What all scripts share: their arguments' parser, and errors that end in one sentence."""
+"""What all scripts share: the parser of their arguments, and errors that are shown as one sentence."""
 
 from __future__ import annotations
 
