@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from loaders import LoaderStats, Window, WorkerStats, available_cores
+from loaders import LoaderStats, PreloaderStats, Window, WorkerStats, available_cores
 from tests.configs import LINEAR, steps, train
 from training.verdict import Measured, verdict
 
@@ -14,9 +14,16 @@ def window(wait: float) -> Window:
     return Window(100, 1000, 10.0, 10 * wait)
 
 
-def workers(active: int, busy: float) -> LoaderStats:
-    """The figures of workers that read for a share `busy` of the ten seconds."""
-    return LoaderStats(WorkerStats(active_workers=active, worker_busy_seconds=10.0 * active * busy))
+def workers(active: int, busy: float, queued: float = 0.0, transform: float = 0.0) -> LoaderStats:
+    """The figures of workers that read for a share `busy` of the ten seconds.
+
+    queued: the share of the reading in which they wait for a core. transform: the seconds of a batch's transform.
+    """
+    seconds = 10.0 * active * busy
+    of_workers = WorkerStats(
+        active_workers=active, worker_busy_seconds=seconds, worker_queued_seconds=queued * seconds
+    )
+    return LoaderStats(of_workers, PreloaderStats(batches=50, copy_seconds=0.5, transform_seconds=50 * transform))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +80,10 @@ def test_a_run_whose_loader_takes_cores_is_told_what_takes_fewer(loader, stats, 
         ("torch", LoaderStats(), "loader=prefetch"),
         ("prefetch", LoaderStats(), r"loader\.num_workers=auto"),
         ("prefetch", workers(2, 0.2), "idle.*(prefetch_factor|batch_size)"),
+        ("prefetch", workers(2, 0.2, queued=0.5), r"cores are busy.* 50 % .*: try train\.num_threads=1(?!.*prefetch)"),
+        ("prefetch", workers(1, 0.9, queued=0.5), r"cores are busy.* 50 % .*: try train\.num_threads=1"),
+        ("prefetch", workers(99, 0.9, queued=0.5), rf"cores are busy.*num_workers={available_cores()},"),
+        ("prefetch", workers(2, 0.2, transform=0.08), r"transforming batches takes 90 % .*augment(?!.*prefetch)"),
         ("prefetch", workers(max(1, available_cores() - 1), 1.0), rf"num_workers={available_cores()}|cheaper"),
         ("prefetch", workers(available_cores(), 1.0), r"cheaper|train\.num_threads=1"),
     ],
