@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from data.augment import Augment
-from data.batch_transform import BatchTransform, name_of
-from data.own_transform import OwnTransform
+from data.batch_transform import BatchTransform
+from data.own_transform import OwnTransform, name_of
 from extras.report.curves import number
 from loaders import Random, move, preserved_globals
 from training.files import write_whole
