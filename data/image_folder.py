@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from data.errors import DataError, check_choice, check_count, printable
 from data.images.cache import Cache
@@ -61,6 +62,12 @@ class ImageFiles(CroppedDataset):
         for index in range(len(self)):
             key.update(os.fsencode(self.path(index)) + b"\n")
         self._cache = Cache(kind, folder, key.hexdigest(), len(self), gigabytes)
+
+    def prepare(self, image: np.ndarray) -> torch.Tensor:
+        kind, *_ = self._cache_options
+        if kind is not None:
+            image = shrunk(torch.tensor(image).permute(2, 0, 1), self.cache_side, self.interpolation)
+        return super().prepare(image)
 
     def path(self, index: int) -> str:
         """The path of the sample's file."""

@@ -25,6 +25,7 @@ FAST = [*SMALL, "model=linear", "data.length=64", "data.test_length=16", "train.
 LINEAR = f"model._target_={EXTENSIONS}.linear"  # batch norm would make results depend on the parts of a batch
 IMAGES = [f"data._target_={EXTENSIONS}.Images", "train.batch_size=16", "data.length=64", LINEAR]
 TWO_PARTS = f"model._target_={EXTENSIONS}.TwoParts"
+DARKENED = f"augment.transform={{_target_: {EXTENSIONS}.darkened, _partial_: true}}"
 STOP = f"+callbacks.stop._target_={EXTENSIONS}.Stop"
 
 

@@ -18,6 +18,24 @@ sim.copy_seconds, sim.kernel_seconds = 0.0002, 0.001
 runpy.run_path("train.py", run_name="__main__")
 assert sim.errors == []
 """
+RESUMED = """
+import sys
+from pathlib import Path
+from tests import simulated_gpu as sim
+from tests.configs import DARKENED, checkpoint, differences, stop, train
+from training.stopping import Stopped
+sim.copy_seconds, sim.kernel_seconds = 0.0002, 0.001
+folder = Path(sys.argv[1])
+settings = ["device=sim:0", "model=linear", "loader=prefetch", "loader.num_workers=1", DARKENED]
+train(folder / "whole", *settings, "loader.preload_depth=0")
+try:
+    train(folder / "part", *settings, *stop(5))
+    raise AssertionError("it was not stopped")
+except Stopped:
+    train(folder / "part", *settings)
+assert differences(*(checkpoint(folder / name)["model"] for name in ("part", "whole"))) == []
+assert sim.errors == []
+"""
 needs_a_device_in_python = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this version of torch cannot define a device in Python",
@@ -49,6 +67,11 @@ def test_a_run_trains_on_a_simulated_gpu(python, tmp_path, bound):
     assert 0 <= summary["data_wait_fraction"] <= 1
     lines = steps(tmp_path)
     assert lines[-1]["loss"] < lines[0]["loss"]
+
+
+@needs_a_device_in_python
+def test_a_run_with_a_batch_transform_resumes_bit_equal_on_a_simulated_gpu(python, tmp_path, bound):
+    python.run("-c", RESUMED, tmp_path, cwd=ROOT, timeout=2 * bound, check=True)
 
 
 def test_every_mutant_changes_the_code_as_it_is():

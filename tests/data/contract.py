@@ -5,6 +5,7 @@ A subclass of `ImageDataset` has the path of its `yaml`, and a fixture `make`: t
 
 import importlib
 import inspect
+import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,8 @@ import torch
 import yaml
 
 from data.image_folder import ImageFolder
-from loaders import Random, WorkerLoader
+from data.images.decoding import whole
+from loaders import Random, WorkerLoader, offers
 from tests.data.reading import assert_equal_batches, read_batch
 
 
@@ -74,6 +76,47 @@ class ImageDataset:
         config = yaml.safe_load(self.yaml.read_text())
         module, _, name = config.pop("_target_").rpartition(".")
         assert config == defaults(getattr(importlib.import_module(module), name))
+
+
+class FileDataset(ImageDataset):
+    """Of images of any size: a dataset that also crops."""
+
+    def test_a_transform_gets_whole_images_or_crops(self, make):
+        plain = make(True)
+        image = plain.decoded(*plain.encoded(3), whole, math.inf)
+        dataset = make(True, transform=mirrored)
+        assert torch.equal(dataset[3]["image"].permute(2, 0, 1), mirrored(image))
+        assert not offers(dataset, "read_batch")
+        dataset = make(True, transform=mirrored, transform_after="crop")
+        torch.manual_seed(5)
+        crop = plain[3]["image"].permute(2, 0, 1)
+        torch.manual_seed(5)
+        assert torch.equal(dataset[3]["image"].permute(2, 0, 1), mirrored(crop))
+
+    def test_test_samples_and_new_images_get_the_test_transform(self, make):
+        image = np.random.default_rng(0).integers(256, size=(20, 25, 3), dtype=np.uint8)
+        for dataset in (make(False, test_transform=mirrored), make(True, test_transform=mirrored)):
+            assert np.array_equal(dataset.prepare(image), image[:, ::-1])
+        dataset = make(False, test_transform=mirrored)
+        pixels = dataset.decoded(*dataset.encoded(1), whole, math.inf)
+        assert torch.equal(dataset[1]["image"].permute(2, 0, 1), mirrored(pixels))
+
+    def test_samples_with_a_random_transform_are_the_same_with_any_number_of_workers(self, make):
+        batches = []
+        for workers in (0, 2):
+            dataset = make(True, transform=darkened, transform_after="crop")
+            with WorkerLoader(dataset, 3, seed=0, shuffle=True, num_workers=workers) as loader:
+                batches.append([{name: field.clone() for name, field in batch.items()} for batch in loader])
+        for batch, other in zip(*batches, strict=True):
+            assert_equal_batches(batch, other)
+
+
+def mirrored(image: torch.Tensor) -> torch.Tensor:
+    return image.flip(2)
+
+
+def darkened(image: torch.Tensor) -> torch.Tensor:
+    return (image * torch.rand(1)).byte()
 
 
 def defaults(cls: Any) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from data.batch_transform import BatchTransform
 from data.errors import DataError
 from data.transform import Normalize
 from loaders import Random
+from tests.configs import DARKENED, checkpoint, differences, stop, train
+from training.stopping import Stopped
 
 NORMALIZE = Normalize([0.5, 0.4, 0.3], [0.1, 0.2, 0.3])
 
@@ -91,3 +93,14 @@ def test_kornia_takes_a_batch(name):
     sequence = kornia.AugmentationSequential(getattr(kornia, name)(**options, p=1.0))
     for step in (sequence, getattr(kornia, name)(**options, p=1.0)):
         assert made(step)["image"].shape == (6, 3, 8, 10)
+
+
+def test_a_resumed_run_and_another_depth_give_the_same_bits(tmp_path):
+    settings = ["model=linear", DARKENED, "loader.num_workers=1"]
+    train(tmp_path / "whole", *settings, "loader=workers", "loader.num_workers=0")
+    with pytest.raises(Stopped):
+        train(tmp_path / "part", *settings, "loader=prefetch", *stop(5))
+    train(tmp_path / "part", *settings, "loader=prefetch", "loader.preload_depth=3")
+    assert differences(*(checkpoint(tmp_path / name)["model"] for name in ("part", "whole"))) == []
+    train(tmp_path / "none", "model=linear")
+    assert differences(*(checkpoint(tmp_path / name)["model"] for name in ("none", "whole"))) != []

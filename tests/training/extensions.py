@@ -80,6 +80,12 @@ def linear(num_classes: int, in_channels: int, **_: Any) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * in_channels, num_classes))
 
 
+def darkened(images: torch.Tensor) -> torch.Tensor:
+    """A transform of a batch, which draws from torch's generator."""
+    shares = torch.rand(len(images), 1, 1, 1)
+    return images * shares.to(images.device)
+
+
 class TwoParts(nn.Module):
     """Two networks, one with dropout, and a buffer; the sum of their outputs, or that of the first."""
 

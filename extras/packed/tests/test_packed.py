@@ -19,7 +19,7 @@ from data.image_folder import ImageFolder
 from data.images.decoding import whole
 from extras.packed import pack_images
 from extras.packed.packed import Packed
-from tests.data.contract import ImageDataset, assert_reads_as_the_folder
+from tests.data.contract import FileDataset, assert_reads_as_the_folder
 from tests.data.fakes import flip_a_byte, write_images
 from tests.data.reading import read_batch
 
@@ -34,7 +34,7 @@ def pack(images, folder, *options):
     return folder
 
 
-class TestPacked(ImageDataset):
+class TestPacked(FileDataset):
     yaml = Path(__file__).parents[1] / "conf" / "data" / "packed.yaml"
 
     @pytest.fixture(params=["raw", "jpeg"])

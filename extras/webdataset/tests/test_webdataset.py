@@ -11,11 +11,11 @@ from data.errors import DataError
 from extras.webdataset import tar_index
 from extras.webdataset.tests.shards import write_shards, write_tar
 from extras.webdataset.webdataset import WebDataset, WebDatasetStream, find_shards, read_classes
-from tests.data.contract import ImageDataset, assert_goes_on, assert_reads_as_the_folder, contents
+from tests.data.contract import FileDataset, assert_goes_on, assert_reads_as_the_folder, contents
 from tests.data.fakes import write_images
 
 
-class TestWebDataset(ImageDataset):
+class TestWebDataset(FileDataset):
     yaml = Path(__file__).parents[1] / "conf" / "data" / "webdataset.yaml"
 
     @pytest.fixture

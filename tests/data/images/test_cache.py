@@ -19,7 +19,7 @@ from data.images.cache import RECORD, ROOM
 from data.images.decoding import whole
 from loaders import WorkerLoader
 from tests.configs import checkpoint, composed, differences, stop
-from tests.data.contract import ImageDataset
+from tests.data.contract import FileDataset, mirrored
 from train import run
 from training.stopping import Stopped
 
@@ -68,7 +68,7 @@ def uncached(make, tmp_path):
     return partial(make, cache_gb=0, cache_dir=str(tmp_path / "none"))(True)
 
 
-class TestCached(ImageDataset):
+class TestCached(FileDataset):
     yaml = ROOT / "conf" / "data" / "image_folder.yaml"
 
     @pytest.fixture
@@ -87,6 +87,13 @@ def test_an_image_is_the_same_when_it_is_first_read_and_later(make):
         sample = dataset[-1]
         torch.manual_seed(1)
         assert torch.equal(dataset[COUNT - 1]["image"], sample["image"])
+
+
+def test_a_new_image_is_prepared_as_the_test_sample_of_its_file_is(make):
+    for options in ({}, {"test_transform": mirrored}):
+        dataset = make(False, **options)
+        pixels = np.asarray(Image.open(dataset.path(1)))
+        assert torch.equal(dataset.prepare(pixels), dataset[1]["image"])
 
 
 def test_a_file_is_decoded_once_for_all_workers_and_epochs(make, monkeypatch, tmp_path):
