@@ -1,6 +1,5 @@
 """ImageTable: image files that a table names, with their labels."""
 
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +11,6 @@ from data.errors import DataError, check_choice, printable
 from data.image_folder import ImageFiles
 from data.images.crops import class_indices
 from data.table import read_table
-
-log = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
 TRUTH = {"true": "1", "false": "0"}
@@ -51,42 +48,31 @@ class ImageTable(ImageFiles):
         if not table:
             raise DataError("data.table is not set; set it to a .csv, .json or .parquet file with a row per image")
         is_list = not isinstance(label, str | int)
-        label_columns = [str(name) for name in (label if is_list else [label])]
-        columns = [str(image), *label_columns]
-        path = Path(table).expanduser()
-        rows = read_table(path, columns + [str(name) for name in (split, group) if name is not None])
-        labels = slice(2, 2 + len(label_columns))
-        parts = np.full(len(rows), "train")
+        label_columns = list(label) if is_list else [label]
+        others = [name for name in (split, group) if name is not None]
+        rows = Rows(table, image, label_columns, others)
+        parts = np.full(len(rows.cells), "train")
         if split is not None:
-            parts = rows[:, labels.stop]
-            for number, part in zip(rows[:, 0], parts, strict=True):
-                check_choice(f"{path}, row {number}: {split}", part, SPLITS)
+            parts = rows.cells[:, 1 + len(label_columns)]
+            rows.check_parts(parts, split)
         is_train = parts == "train"
-        training = rows[is_train, labels]
-        if not len(training):
-            raise DataError(f"{path} has no row with {split}=train: there is nothing to train on")
+        training = rows.labels[is_train]
         if group is not None:
-            shared = {*rows[is_train, -1]} & {*rows[~is_train, -1]}
-            if shared:
-                example = f"{group}={min(shared)}"
-                raise DataError(f"{path}: {example} is in training rows and in others; put it into one part")
+            rows.check_groups(is_train, group)
 
-        has_test = bool(test_table) or "test" in parts
-        is_test = parts == ("test" if has_test else "val")
-        chosen = ~is_test if train else is_test
-        rows = rows[chosen]
+        test_part = "test" if test_table or "test" in parts else "val"
+        is_test = parts == test_part
         if train:
-            is_val = parts[chosen] == "val"
+            rows.choose(~is_test)
+            is_val = parts[~is_test] == "val"
             if is_val.any():
                 self.is_val = is_val
             if group is not None:
-                self.val_groups = np.unique(rows[:, -1], return_inverse=True)[1]
+                self.val_groups = np.unique(rows.cells[:, -1], return_inverse=True)[1]
         elif test_table:
-            path = Path(test_table).expanduser()
-            rows = read_table(path, columns)
-
-        def where(row: int) -> str:
-            return f"{path}, row {rows[row, 0]}"
+            rows = Rows(test_table, image, label_columns)
+        else:
+            rows.choose(is_test)
 
         classes = None
         if not numbers and not is_list:
@@ -94,45 +80,80 @@ class ImageTable(ImageFiles):
         if classes is not None:
             self.fits_task = "classification"
             remedy = "correct it, or add a training row with this label"
-            self.labels = class_indices(rows[:, 2].astype(str), np.array(classes), where, remedy)
-            texts, counts = np.unique(training[:, 0], return_counts=True)
-            rare = texts[counts == 1]
-            if train and len(rare):
-                sentence = "%s: classes with a single training row: %d, such as %r: a misspelling?"
-                log.warning(sentence, path, len(rare), str(rare[0]))
+            self.labels = class_indices(rows.labels[:, 0].astype(str), np.array(classes), rows.where, remedy)
         else:
-            values = np.array([number_of(text) for text in rows[:, labels].flat], np.float32)
-            values = values.reshape(-1, len(label_columns))
-            for row, column in np.argwhere(~np.isfinite(values)):
-                name, text = label_columns[column], rows[row, 2 + column]
-                raise DataError(f"{where(row)}: {name!r} is {text}, not a finite number; correct it")
+            values = rows.label_numbers()
             self.fits_task = "regression"
             self.labels = values if is_list else values[:, 0]
             if is_list and {number_of(text) for text in training.flat} <= {0, 1}:
                 self.fits_task = "multilabel"
                 classes = label_columns
-        self.classes = tuple(classes or ())
+        self.classes = tuple(map(str, classes or ()))
 
-        self.folder = Path(root).expanduser() if root else path.parent
+        self.folder = Path(root).expanduser() if root else rows.path.parent
         # Bytes in an array, because forked workers share it, and file names need not be UTF-8.
-        self.files = np.array([os.fsencode(name) for name in rows[:, 1]], dtype=bytes)
-        missing = []
-        files_in: dict[str, set[str]] = {}  # each folder is listed: asking for each file takes long on network drives
-        for row in range(len(rows)):
-            folder, name = os.path.split(self.path(row))
-            if folder not in files_in:
-                files_in[folder] = set(os.listdir(folder)) if os.path.isdir(folder) else set()
-            if name not in files_in[folder]:
-                missing.append(row)
-        if missing:
-            name = printable(self.path(missing[0]))
-            count = f"{len(missing)} of {len(rows)} files are missing"
-            raise DataError(f"{where(missing[0])}: {name} does not exist ({count}); set data.root, or remove the rows")
-        if len(rows):
+        self.files = np.array([os.fsencode(name) for name in rows.cells[:, 0]], dtype=bytes)
+        rows.check_files([self.path(row) for row in range(len(self.files))])
+        if len(self.files):
             self.open_cache()
 
     def path(self, index: int) -> str:
         return os.path.join(self.folder, os.fsdecode(self.files[index]))
+
+
+class Rows:
+    """Rows of a table. Their `cells`, objects (N, K), are texts: the image, the labels, and those in `others`."""
+
+    def __init__(self, table: str | Path, image: str, labels: Sequence[Any], others: Sequence[Any] = ()) -> None:
+        self.path = Path(table).expanduser()
+        self.label_columns = labels
+        rows = read_table(self.path, list(map(str, (image, *labels, *others))))
+        self.numbers = rows[:, 0]
+        self.cells = rows[:, 1:]
+
+    def choose(self, is_chosen: np.ndarray) -> None:
+        self.numbers = self.numbers[is_chosen]
+        self.cells = self.cells[is_chosen]
+
+    def where(self, row: int) -> str:
+        return f"{self.path}, row {self.numbers[row]}"
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.cells[:, 1 : 1 + len(self.label_columns)]
+
+    def check_parts(self, parts: np.ndarray, split: str) -> None:
+        for row, part in enumerate(parts):
+            check_choice(f"{self.where(row)}: {split}", part, SPLITS)
+        if "train" not in parts:
+            raise DataError(f"{self.path} has no row with {split}=train: there is nothing to train on")
+
+    def check_groups(self, is_train: np.ndarray, group: str) -> None:
+        groups = self.cells[:, -1]
+        shared = {*groups[is_train]} & {*groups[~is_train]}
+        if shared:
+            example = f"{group}={min(shared)}"
+            raise DataError(f"{self.path}: {example} is in training rows and in others; put it into one part")
+
+    def label_numbers(self) -> np.ndarray:
+        """The labels as float32 (N, K)."""
+        texts = self.labels
+        values = np.array([number_of(text) for text in texts.flat], np.float32).reshape(texts.shape)
+        for row, column in np.argwhere(~np.isfinite(values)):
+            name = self.label_columns[column]
+            raise DataError(f"{self.where(row)}: {name!r} is {texts[row, column]}, not a finite number; correct it")
+        return values
+
+    def check_files(self, paths: Sequence[str]) -> None:
+        """Lists each folder, because asking for each file takes long on network drives."""
+        folders = {os.path.dirname(path) for path in paths}
+        files = {(folder, name) for folder in folders if os.path.isdir(folder) for name in os.listdir(folder)}
+        missing = [row for row, path in enumerate(paths) if os.path.split(path) not in files]
+        if missing:
+            row = missing[0]
+            name = printable(paths[row])
+            count = f"{len(missing)} of {len(paths)} files are missing"
+            raise DataError(f"{self.where(row)}: {name} does not exist ({count}); set data.root, or remove the rows")
 
 
 def class_names(texts: np.ndarray) -> list[str] | None:

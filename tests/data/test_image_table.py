@@ -15,7 +15,7 @@ from data.image_folder import ImageFolder
 from data.image_table import ImageTable
 from data.subset import split
 from data.table import read_table
-from tests.data.contract import ImageDataset
+from tests.data.contract import FileDataset
 from tests.data.fakes import write_images, write_table
 from tests.data.reading import read_batch
 
@@ -23,7 +23,7 @@ PARTS = [f"{number}.jpg,{'ab'[number % 2]},{number // 2},{part}" for number, par
 HEADER = "image,label,g,s"
 
 
-class TestTables(ImageDataset):
+class TestTables(FileDataset):
     yaml = Path(__file__).parents[2] / "conf" / "data" / "image_table.yaml"
 
     @pytest.fixture
@@ -101,13 +101,6 @@ def test_a_test_table_has_its_own_rows_and_folder_and_the_classes_of_the_trainin
     (tmp_path / "other" / "test.csv").write_text("image,label\nval/cat/0.jpg,c\n")
     with pytest.raises(DataError, match=r"test.csv, row 2 has the label c, which is not one of the 2 classes"):
         make(rows("a", "b"), False, test_table=tmp_path / "other" / "test.csv")
-
-
-def test_classes_with_a_single_training_row_give_a_warning_that_names_one(make, caplog):
-    make(rows("cat", "caat", "cat"), False)
-    assert not caplog.text
-    make(rows("cat", "caat", "cat"))
-    assert "table.csv: classes with a single training row: 1, such as 'caat': a misspelling?" in caplog.text
 
 
 @pytest.mark.parametrize(
