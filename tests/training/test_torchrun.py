@@ -4,10 +4,13 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from PIL import Image
 
+from data.images.cache import END, RECORD
 from tests.configs import CONF, EXTENSIONS, LINEAR, SMALL, TWO_PARTS, checkpoint, differences, metrics, stop, untimed
 from tests.python_server import PythonServer
 
@@ -43,7 +46,10 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         self.out = folder / "out"
         self.text = ""
-        given = {text.partition("=")[0]: text for text in (*SETTINGS, f"hydra.run.dir={self.out}", *overrides)}
+        settings = SETTINGS
+        if any(text.startswith("data=") for text in overrides):
+            settings = [text for text in SETTINGS if not text.startswith("data.")]
+        given = {text.partition("=")[0]: text for text in (*settings, f"hydra.run.dir={self.out}", *overrides)}
         command = [CONF.parent / "train.py", *(text for text in given.values() if text != "hydra.run.dir=")]
         torchrun = ["-c", TORCHRUN, restarts, id] if processes == 2 else []
         environment = {**os.environ, "PYTHONPATH": str(CONF.parent)}
@@ -148,6 +154,46 @@ def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(pytho
     again = Run(python, tmp_path, processes=1).finish()
     assert "resum" in again.text
     torch.testing.assert_close(checkpoint(again.out)["model"], checkpoint(single.out)["model"], rtol=0, atol=1e-6)
+
+
+def write_table(folder: Path) -> list[str]:
+    """Writes 96 training and 17 test images and their table. Returns the settings that read them."""
+    rows = ["image,label,part"]
+    for number in range(113):
+        pixels = np.random.default_rng(number).integers(25, size=(10, 12, 3), dtype=np.uint8) + 25 * (number % 10)
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+        rows.append(f"{number}.png,{number % 10},{'train' if number < 96 else 'test'}")
+    (folder / "table.csv").write_text("\n".join(rows))
+    return ["data=image_table", f"data.table={folder}/table.csv", "data.split=part", "data.image_size=8"]
+
+
+PARTS = [f"data.parts.{name}.{key}" for name in ("one", "two") for key in ("image_size=8", "test_length=17")]
+MIX = [
+    *("data=mix", "+data@data.parts.one=synthetic", "+data@data.parts.two=synthetic", *PARTS),
+    *(
+        "data.parts.one.length=64",
+        "data.parts.two.length=32",
+        "data.parts.two.seed=1",
+        "data.weights={one: 1, two: 2}",
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["image_table", "mix", "ram", "disk"])
+def test_two_processes_read_a_table_a_mixture_and_a_cache_as_one_does_and_resume(python, tmp_path, kind):
+    data = MIX if kind == "mix" else write_table(tmp_path)
+    caches = [f"data.cache={kind}", f"data.cache_dir={tmp_path}/cache"] if kind in ("ram", "disk") else []
+    whole = Run(python, tmp_path / "whole", *data, *caches).finish()
+    for file in tmp_path.glob("cache/*.disk"):
+        with file.open("rb") as cache:
+            (end,) = END.unpack(cache.read(END.size))
+        stored = (end - END.size) / (RECORD.size + 9 * 10 * 3)
+        assert stored in (96, 17), "each image is stored once, by one of the processes"
+    caches[1:] = [f"data.cache_dir={tmp_path}/other"] if caches else []
+    assert_close(Run(python, tmp_path / "single", *data, *caches, processes=1).finish(), whole)
+    Run(python, tmp_path / "stopped", *data, *caches, *stop(8)).finish("SIGTERM")
+    assert_same(Run(python, tmp_path / "stopped", *data, *caches).finish(), whole)
 
 
 @pytest.mark.slow
