@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from data.batch_transform import BatchTransform
-from data.errors import DataError, Range, check_choice, check_range
+from data.errors import DataError, Range, check_choice
 from data.transform import Normalize
 
 ERASE_AREA = (0.02, 0.33)  # smallest and largest erased box, as a share of the image's area
 ERASE_RATIO = (0.3, 3.3)  # height divided by width, of the widest and of the narrowest erased box
 ERASE_ATTEMPTS = 10
-RANGES = {"erase": Range(0, 1), "mixup": Range(0), "cutmix": Range(0)}
+RANGES = {"erase": Range(0, 1), "mixup": Range(0), "cutmix": Range(0)}  # of the section augment, see training.config
 
 
 class Augment:
@@ -27,7 +27,7 @@ class Augment:
     0 switches each of them off. If both mixup and cutmix are on, a batch gets one of them, each with probability 1/2.
     image, label: the names of the fields. In a mixed batch the label becomes the share of each class, float32 (B,
     num_classes). The results are those of torchvision's RandomErasing, MixUp and CutMix, but the host never waits for
-    the device. Raises DataError for a value out of range.
+    the device.
     """
 
     def __init__(
@@ -40,8 +40,6 @@ class Augment:
         image: str = "image",
         label: str = "label",
     ) -> None:
-        for key, value in {"erase": erase, "mixup": mixup, "cutmix": cutmix}.items():
-            check_range(f"augment.{key}", value, RANGES[key])
         self.normalize = normalize
         self.num_classes = num_classes
         self.erase = erase

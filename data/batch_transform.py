@@ -35,7 +35,6 @@ class BatchTransform:
         self.normalize = normalize
         self.label = label
         self._to_floats = Normalize([0.0] * channels, [1.0] * channels, normalize.dtype, normalize.fields)
-        self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         self._has_run = False
 
     def __call__(self, batch: dict[str, Any], random: Any = None) -> dict[str, Any]:
@@ -52,8 +51,8 @@ class BatchTransform:
                 images = step(images)
             self._check(step, images, count)
         self._has_run = True
-        mean, std = self._constants_on(images.device)
-        batch[self.image] = images.to(self.normalize.dtype).sub(mean).div_(std)
+        shift, scale = self.normalize.constants(images.device, width=1)[:, :, None, None]
+        batch[self.image] = torch.addcmul(shift, images, 255 * scale).to(self.normalize.dtype)
         if self.label is not None:
             batch[self.label] = labels
         return batch
@@ -77,13 +76,6 @@ class BatchTransform:
                     least,
                     most,
                 )
-
-    def _constants_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        if device not in self._constants:
-            values = torch.tensor([self.normalize.mean, self.normalize.std])
-            mean, std = values[:, :, None, None].to(device)
-            self._constants[device] = (mean, std)
-        return self._constants[device]
 
 
 def takes_labels(step: Callable[..., Any]) -> bool:

@@ -23,11 +23,6 @@ def pad(samples: list[dict[str, Any]], value: float = 0.0) -> dict[str, Any]:
         values = [sample[name] for sample in samples]
         values = [torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in values]
         if isinstance(values[0], torch.Tensor) and values[0].ndim:
-            shapes = {tuple(tensor.shape[1:]) for tensor in values}
-            if len(shapes) > 1:
-                raise DataError(
-                    f"data.collate.pad: {name!r} may differ in its first dimension only, not {sorted(shapes)}"
-                )
             batch[name] = pad_sequence(values, batch_first=True, padding_value=value)
             batch[f"{name}_length"] = torch.tensor([len(tensor) for tensor in values])
         else:

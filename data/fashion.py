@@ -77,11 +77,10 @@ def find_files(root: Path) -> dict[str, Path]:
     """The paths of the four files, if all are in `root` or all are in its FashionMNIST/raw/; else an empty dict."""
     names = TRAIN_FILES + TEST_FILES
     for folder in (root, root / "FashionMNIST" / "raw"):
-        # If there are both, the .gz is used: an interrupted download may have left a part of the raw file.
-        candidates = [(name, folder / f"{name}{suffix}") for suffix in ("", ".gz") for name in names]
-        paths = {name: path for name, path in candidates if path.is_file()}
-        if len(paths) == len(names):
-            return paths
+        for suffix in (".gz", ""):  # not first the raw files: an interrupted download may have left a part of one
+            paths = {name: folder / f"{name}{suffix}" for name in names}
+            if all(path.is_file() for path in paths.values()):
+                return paths
     return {}
 
 

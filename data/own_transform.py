@@ -33,9 +33,6 @@ class OwnTransform:
             if not callable(step) or isinstance(step, type):
                 target = "{_target_: MODULE.NAME}"
                 raise DataError(f"{key}={step}: give {target}, a class, or a function that returns a transform")
-            for part in getattr(step, "transforms", [step]):  # those of a Compose
-                if f"{type(part).__module__}.{type(part).__name__}" == "torchvision.transforms.transforms.ToTensor":
-                    raise DataError(f"{key} has ToTensor, but images are tensors already: leave it out")
 
     def __call__(self, image: torch.Tensor, name: str) -> torch.Tensor:
         """Transforms a uint8 image (C, H, W). Raises DataError with its name if the result is not an image."""

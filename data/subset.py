@@ -13,7 +13,7 @@ from data.errors import DataError
 from loaders import offers
 
 WITHOUT_INDEX = ("sample_spec", "augment_batch", "prepare")  # methods that are passed on
-TRANSLATED = ("will_read", "path", "without_augmentation")  # methods that get translated indices
+TRANSLATED = ("will_read", "path")  # methods that get translated indices
 
 
 class Subset:
@@ -38,8 +38,10 @@ class Subset:
         if name.startswith("_") or name in ("dataset", "indices"):
             raise AttributeError(f"{kind} has no {name}")
         value = getattr(self.dataset, name)
+        if name == "without_augmentation":
+            return lambda: Subset(value(), self.indices)
         if name in TRANSLATED:
-            return getattr(self, f"_{name}")
+            return lambda index: value(self.indices[index])
         if ismethod(value):
             raise AttributeError(f"{kind} has no {name}(), as it may take an index: call dataset.{name}")
         if hasattr(value, "iloc"):  # pandas looks for its own labels, not for positions
@@ -59,15 +61,6 @@ class Subset:
 
     def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
         self.dataset.read_batch(self.indices[indices], out, random)
-
-    def _will_read(self, indices: np.ndarray) -> None:
-        self.dataset.will_read(self.indices[indices])
-
-    def _path(self, index: int) -> str:
-        return str(self.dataset.path(int(self.indices[index])))
-
-    def _without_augmentation(self) -> "Subset":
-        return Subset(self.dataset.without_augmentation(), self.indices)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {name: array[self.indices] for name, array in self.dataset.arrays().items()}

@@ -47,10 +47,6 @@ class Synthetic:
         seed: int = 0,
     ) -> None:
         check_count("data.length", length)
-        check_count("data.test_length", test_length)
-        check_count("data.image_size", image_size)
-        check_count("data.channels", channels)
-        check_count("data.num_classes", num_classes)
         check_range("data.cost_ms", cost_ms, Range(0))
         check_choice("data.cost", cost, COSTS)
         self.length = length if train else test_length

@@ -1,5 +1,7 @@
 """data.cache: decoded images that the processes of a machine share, in memory or in a file, for later epochs.
 
+The file has the end of what is written, a record per image, and the images. Its size is the limit: bytes that are not
+written take no space.
 Invariant: each image is written to bytes that no other writer uses, because the cache's end moves on, under a lock,
 before the image is written. Its record is written last: the file's size and time of change, a checksum of the image,
 and a checksum of the record and the file's path. So nothing that a killed writer, a full disk or a changed file leaves
@@ -30,7 +32,7 @@ with suppress(ImportError):  # not on Windows
 
 log = logging.getLogger(__name__)
 
-ROOM = struct.Struct("<QQ")  # where the next image is written, and where the cache ends
+END = struct.Struct("<Q")  # where the next image is written
 RECORD = struct.Struct("<QQQIIII")  # offset, the file's size and time, height, width, two checksums
 SHARE_OF_MEMORY = 0.25  # of the available memory, for the training and the test set each
 SHARE_OF_DISK = 0.9  # of the free space
@@ -63,37 +65,36 @@ class Cache:
                 else:
                     self._fd = os.open(path / f"{name}.disk", os.O_RDWR | os.O_CREAT, 0o666)
                 weakref.finalize(self, os.close, self._fd)
-                begin = ROOM.size + count * RECORD.size
+                begin = END.size + count * RECORD.size
                 if not is_copy or os.fstat(self._fd).st_size < begin:
-                    self._set_limit(begin, path)
+                    self._set_size(begin, path)
             self._map = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
 
-    def _set_limit(self, begin: int, path: Path) -> None:
+    def _set_size(self, begin: int, path: Path) -> None:
         kind, _, _, _, gigabytes = self._arguments
         with self._locked() as (end, _):
             end = max(end, begin)
             if gigabytes is not None:
-                limit = int(gigabytes * 1e9)
+                size = int(gigabytes * 1e9)
             elif kind == "ram":
-                limit = end + int(SHARE_OF_MEMORY * (available_memory() or 0) * local_ranks())
+                size = end + int(SHARE_OF_MEMORY * (available_memory() or 0) * local_ranks())
             else:
-                limit = end + int(SHARE_OF_DISK * shutil.disk_usage(path).free)
-            size = max(begin, limit, os.fstat(self._fd).st_size)
-            os.ftruncate(self._fd, size)  # bytes that are not written take no space
-            os.pwrite(self._fd, ROOM.pack(end, limit), 0)
+                size = end + int(SHARE_OF_DISK * shutil.disk_usage(path).free)
+            os.ftruncate(self._fd, max(end, size))
+            os.pwrite(self._fd, END.pack(end), 0)
 
     @contextmanager
     def _locked(self) -> Iterator[tuple[int, int]]:
-        """Yields the end and the limit. No other process or thread moves the end during the block."""
+        """Yields the end and the size. No other process or thread changes them during the block."""
         # A lock belongs to an open file, which forked processes and threads share: so it is opened anew.
         with open(f"/proc/self/fd/{self._fd}", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            end, limit = ROOM.unpack(os.pread(self._fd, ROOM.size, 0).ljust(ROOM.size, b"\0"))
-            yield end, limit
+            (end,) = END.unpack(os.pread(self._fd, END.size, 0).ljust(END.size, b"\0"))
+            yield end, os.fstat(self._fd).st_size
 
     def read(self, index: int, path: str, stat: os.stat_result) -> np.ndarray | None:
         """The image (H, W, 3) of the file at `path`, if it is stored and the file has not changed since (`stat`)."""
-        start = ROOM.size + index * RECORD.size
+        start = END.size + index * RECORD.size
         data = self._map[start : start + RECORD.size]
         offset, size_of_file, time_of_file, height, width, checksum, _ = RECORD.unpack(data)
         if size_of_file != stat.st_size or time_of_file != stat.st_ctime_ns:
@@ -111,24 +112,24 @@ class Cache:
     def store(self, index: int, path: str, stat: os.stat_result, image: np.ndarray) -> None:
         """Stores the image of a file. `stat` is from before the file was read. Logs if there is no room."""
         try:
-            with self._locked() as (end, limit):
-                if end >= limit:
+            with self._locked() as (end, size):
+                if end == size:
                     return
-                if end + image.nbytes > limit:
+                if end + image.nbytes > size:
                     raise OSError(ENOSPC, "data.cache_gb, or its share of what was free, is used up")
-                os.pwrite(self._fd, ROOM.pack(end + image.nbytes, limit), 0)
+                os.pwrite(self._fd, END.pack(end + image.nbytes), 0)
             write(self._fd, end, image.data.cast("B"))
             height, width, _ = image.shape
             data = record(path, stat, end, height, width, zlib.crc32(image.data))
-            write(self._fd, ROOM.size + index * RECORD.size, memoryview(data))
+            write(self._fd, END.size + index * RECORD.size, memoryview(data))
             self._verified[index] = hash(data)
         except OSError as error:
             self._say_full(str(error.strerror))
 
     def _say_full(self, reason: str) -> None:
-        with suppress(OSError), self._locked() as (end, limit):
-            os.pwrite(self._fd, ROOM.pack(end, end), 0)
-            if end < limit:
+        with suppress(OSError), self._locked() as (end, size):
+            os.ftruncate(self._fd, end)
+            if end < size:
                 log.warning("data.cache: %s: it is full, and further images are read from their files", reason)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from torchvision.transforms import Compose, ToTensor, v2
+from torchvision.transforms import v2
 
 from data.array_dataset import ArrayDataset
 from data.errors import DataError
@@ -136,10 +136,6 @@ def test_wrong_settings_are_sentences():
     for options, words in (
         ({"transform": "v2"}, "data.transform=v2: give"),
         ({"test_transform": [v2.RandomCrop]}, "data.test_transform="),
-        (
-            {"transform": Compose([ToTensor()])},
-            "data.transform has ToTensor, but images are tensors already: leave it out",
-        ),
         ({"transform": Seen(), "policy": "trivial"}, "data.policy=trivial.*transform_after=crop"),
         ({"transform_input": "pil"}, "data.transform_input=pil: use one of tensor, array"),
         ({"transform_after": "flip"}, "data.transform_after=flip: use one of decode, crop"),

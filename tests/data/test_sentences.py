@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from data.array_dataset import ArrayDataset
-from data.augment import Augment
 from data.errors import DataError
 from data.fashion import EMBEDDED, FashionMini
 from data.image_folder import ImageFolder
@@ -46,12 +45,10 @@ def normalize(**batch):
         (ImageFolder, {"policy": "trival"}, "data.policy=trival: use one of trivial, rand"),
         (ImageFolder, {"decoder": "jpeg"}, "data.decoder=jpeg: use one of auto, nvimgcodec, torchvision, pillow"),
         (normalize, {"image": torch.zeros(2, 4, 4, 3)}, "needs uint8 images of shape (B, H, W, 3)"),
-        (Augment, {"erase": -0.1}, "augment.erase=-0.1"),
-        (Augment, {"mixup": -1}, "augment.mixup=-1"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_with_its_key(make, arguments, sentence):
-    first = {Synthetic: [True], ImageFolder: [True], Augment: [Normalize(THIRD, THIRD), 5]}.get(make, [])
+    first = {Synthetic: [True], ImageFolder: [True]}.get(make, [])
     with pytest.raises(DataError, match=re.escape(sentence)):
         make(*first, **arguments)
 

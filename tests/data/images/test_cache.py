@@ -15,7 +15,7 @@ from PIL import Image
 
 from data.errors import DataError
 from data.image_folder import ImageFolder
-from data.images.cache import RECORD, ROOM
+from data.images.cache import END, RECORD
 from data.images.decoding import whole
 from loaders import WorkerLoader
 from tests.configs import checkpoint, composed, differences, stop
@@ -228,7 +228,7 @@ def test_an_interrupted_or_killed_writer_leaves_nothing_that_is_used(make, uncac
     pwrite = os.pwrite
 
     def interrupted(fd, data, offset):
-        if (len(data) > 1000) == (at == "pixels") and len(data) != 16:
+        if (len(data) > 1000) == (at == "pixels") and len(data) != END.size:
             pwrite(fd, data[: len(data) // 2], offset)
             raise KeyboardInterrupt
         return pwrite(fd, data, offset)
@@ -248,7 +248,7 @@ def test_pixels_that_were_damaged_in_the_cache_are_not_used(make, images):
     expected = everything(dataset)
     other = make(True)
     cache = dataset._cache
-    offset, *_ = RECORD.unpack_from(cache._map, ROOM.size + 5 * RECORD.size)
+    offset, *_ = RECORD.unpack_from(cache._map, END.size + 5 * RECORD.size)
     os.pwrite(cache._fd, b"\x00" * 50, offset + 1000)
     assert 5 not in stored(other)
     assert torch.equal(everything(other), expected)
