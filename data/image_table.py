@@ -48,7 +48,7 @@ class ImageTable(ImageFiles):
         if not table:
             raise DataError("data.table is not set; set it to a .csv, .json or .parquet file with a row per image")
         is_list = not isinstance(label, str | int)
-        label_columns = list(label) if is_list else [label]
+        label_columns = [label] if isinstance(label, str | int) else list(label)
         others = [name for name in (split, group) if name is not None]
         rows = Rows(table, image, label_columns, others)
         parts = np.full(len(rows.cells), "train")
