@@ -154,7 +154,7 @@ class SeededLoader(WorkerLoader[T_co]):
         """Ends the running epoch, because another position is loaded."""
         newest = self._newest()
         if self._persists and newest is not None:
-            newest.end()
+            newest.end_for_newer()
         self._newest = lambda: None  # next(loader) must not continue it
         self._cursor = None
         self._current = None

@@ -133,6 +133,16 @@ class PreloadedEpoch:
             self._get(self.received.number + 1)
         return self.received.is_last or self.received.is_end
 
+    @property
+    def has_thread(self) -> bool:
+        """Whether a thread uses the loader."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def leave(self) -> None:
+        """Is called when another consumer of the loader begins: the thread must not use the loader meanwhile."""
+        if not self._is_ended:
+            self.end()
+
     def end(self, unblock: Callable[[], None] | None = None) -> bool:
         """Stops the thread and waits for it. If that takes long, `unblock` must make the loader's next() raise.
 
