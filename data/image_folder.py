@@ -4,10 +4,10 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -171,8 +171,7 @@ def find_images(folder: str | Path) -> tuple[list[str], list[str]]:
     """
     images = list[str]()
     others = list[str]()
-    errors = list[OSError]()
-    for parent, names in sorted(walk(folder, errors.append)):
+    for parent, names in sorted(walk(folder)):
         below = "" if parent == str(folder) else os.path.relpath(parent, folder) + "/"
         for name in sorted(names):
             path = below + name
@@ -180,12 +179,10 @@ def find_images(folder: str | Path) -> tuple[list[str], list[str]]:
                 images.append(path)
             else:
                 others.append(path)
-    if errors:
-        raise DataError(f"{errors[0].filename} cannot be read ({errors[0].strerror}); allow it, or remove the folder")
     return images, others
 
 
-def walk(folder: str | Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[str, list[str]]]:
+def walk(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
     """Yields each folder in and below `folder`, with the names of its files. Follows links.
 
     Reads each real folder once, and never a folder that contains `folder`: links may lead back to it, or in circles.
@@ -196,11 +193,15 @@ def walk(folder: str | Path, onerror: Callable[[OSError], None]) -> Iterator[tup
     if str(real) in seen:
         return
     seen.add(str(real))
-    for parent, folders, names in os.walk(folder, onerror=onerror, followlinks=True):
+    for parent, folders, names in os.walk(folder, onerror=raise_unreadable, followlinks=True):
         below = {os.path.realpath(os.path.join(parent, name)): name for name in sorted(folders)}
         folders[:] = [name for path, name in below.items() if path not in seen]
         seen.update(below)
         yield parent, names
+
+
+def raise_unreadable(error: OSError) -> NoReturn:
+    raise DataError(f"{error.filename} cannot be read ({error.strerror}); allow it, or remove the folder")
 
 
 def warn_of_left_out(where: object, names: Sequence[str], count: int | None = None) -> None:

@@ -128,13 +128,28 @@ class Mix(ConcatDataset[Any]):
         return self.datasets[0].sample_spec()  # type: ignore[attr-defined]
 
     def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
-        """Writes the samples at `indices` (B,) into `out`, part by part; each row has its own random numbers."""
+        """Writes the samples at `indices` (B,) into `out`, part by part; each row has its own random numbers.
+
+        A field that a part adds to `out` must be a list with an item per row; rows of other parts get None.
+        """
         numbers = np.searchsorted(self.cumulative_sizes, indices, side="right")
+        fields = list(out)
         for number in np.unique(numbers).tolist():
             part: Any = self.datasets[number]
             rows = np.flatnonzero(numbers == number)
-            batch = {name: torch.empty_like(values[: len(rows)]) for name, values in out.items()}
+            batch: dict[str, Any] = {name: torch.empty_like(out[name][: len(rows)]) for name in fields}
             start = self.cumulative_sizes[number] - len(part)
             part.read_batch(indices[rows] - start, batch, random.of_rows(rows))
             for name, values in batch.items():
-                out[name][rows] = values
+                if name in fields:
+                    out[name][rows] = values
+                elif isinstance(values, list) and len(values) == len(rows):
+                    column = out.setdefault(name, [None] * len(indices))
+                    for row, value in zip(rows.tolist(), values, strict=True):
+                        column[row] = value
+                else:
+                    kind = type(values).__name__
+                    raise DataError(
+                        f"data.parts.{self.names[number]}: read_batch adds {name!r}, a {kind}, and a mixture needs a "
+                        "list with an item per row: return one, or remove the method"
+                    )

@@ -18,7 +18,7 @@ from data.subset import split
 from loaders import Mixture, Random, WorkerLoader, offers
 from tests.configs import SMALL, checkpoint, differences, stop, train
 from tests.data.fakes import write_images, write_table
-from tests.data.reading import assert_equal_batches
+from tests.data.reading import assert_equal_batches, read_batch
 from training.config import ConfigError
 from training.stopping import Stopped
 
@@ -82,6 +82,36 @@ def test_each_part_is_split_by_itself_and_the_rest_is_still_a_mixture(tmp_path):
     parts = {"folder": partial(ImageFolder, root=tmp_path, image_size=8), "table": table}
     rest, part = split(mixed(True, parts), 0)
     assert rest.mixture.lengths == (8, 8) and len(part) == 4
+
+
+class Named(ArrayDataset):
+    """Its `read_batch` adds a field."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)
+
+    def read_batch(self, indices, out, random):
+        super().read_batch(indices, out, random)
+        out["name"] = [f"sample {index}" for index in indices.tolist()]
+
+
+def named(train: bool) -> Named:
+    images = np.zeros((4, 8, 8, 3), np.uint8)
+    return Named(images, [0, 1, 0, 1], classes="ab", train=train, **ABOUT)
+
+
+def test_a_field_that_a_part_adds_has_none_in_the_rows_of_other_parts():
+    mix = mixed(True, PARTS | {"c": named})
+    with WorkerLoader(mix, 4, sampler=[40, 3, 43, 31], seed=0, num_workers=1) as loader:
+        (batch,) = loader
+    assert batch["name"] == ["sample 0", None, "sample 3", None]
+    assert batch["label"].tolist() == [0, 1, 1, 1]
+
+
+def test_a_field_that_cannot_be_joined_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(Named, "read_batch", lambda self, indices, out, random: out.update(name="c"))
+    with pytest.raises(DataError, match=r"data.parts.c: read_batch adds 'name', a str, and a mixture needs a list"):
+        read_batch(mixed(True, {"c": named}), [0])
 
 
 def test_a_mixture_prepares_new_images_as_the_part_does_whose_test_set_is_used():
