@@ -66,14 +66,14 @@ class Job:
             self.error = f"{path} cannot be read ({damage}): run the job again"
 
 
-class Range(NamedTuple):
+class Spread(NamedTuple):
     """The median of a setting's numbers, the lowest and the highest."""
 
     value: float
     low: float
     high: float
 
-    def overlaps(self, other: Range) -> bool:
+    def overlaps(self, other: Spread) -> bool:
         return self.low <= other.high and other.low <= self.high
 
 
@@ -90,14 +90,14 @@ class Setting:
         self.summary: dict[str, Any] = next((job.summary for job in jobs if job.summary), {})
         self.is_free = self.summary.get("loader") == "cached"  # its speed is an upper limit, and not a result
 
-    def numbers_of(self, key: str) -> Range | None:
+    def numbers_of(self, key: str) -> Spread | None:
         """None without a number. The speed of a single job has the quartiles of its parts as its range."""
         values = [job.summary[key] for job in self.jobs if job.summary.get(key) is not None]
         if not values:
             return None
         quartiles = self.summary.get(f"{key}_quartiles") or []
         measured = [*values, *quartiles] if len(self.jobs) == 1 else values
-        return Range(statistics.median(values), min(measured), max(measured))
+        return Spread(statistics.median(values), min(measured), max(measured))
 
     def complexity(self) -> tuple[float, ...]:
         """A sort key, the smallest for the simplest setting: its loader, workers, number of overrides, first job."""
@@ -143,12 +143,12 @@ class Sweep:
 
     def best(self, key: str, sign: int = 1) -> list[Setting]:
         """The setting with the best number under `key`, and those that are equal to it, the simplest one first."""
-        ranges: dict[Setting, Range] = {}
+        ranges: dict[Setting, Spread] = {}
         for setting in self.settings:
             numbers = setting.numbers_of(key)
             if numbers is not None and not setting.is_free:
                 ranges[setting] = numbers
-        best = max(ranges.values(), key=lambda numbers: sign * numbers.value, default=Range(0.0, 0.0, 0.0))
+        best = max(ranges.values(), key=lambda numbers: sign * numbers.value, default=Spread(0.0, 0.0, 0.0))
         equal = [setting for setting, numbers in ranges.items() if numbers.overlaps(best)]
         return sorted(equal, key=Setting.complexity)
 
@@ -239,7 +239,7 @@ class Sweep:
         for setting in with_bars or self.settings:
             speed = setting.numbers_of(SPEED)
             text = f"{self.cell(setting, SPEED)}, {self.cell(setting, WAITING)}" if speed else setting.status
-            bars.append(Bar(self.label(setting.jobs), self.mark(setting), speed or Range(0.0, 0.0, 0.0), text))
+            bars.append(Bar(self.label(setting.jobs), self.mark(setting), speed or Spread(0.0, 0.0, 0.0), text))
         return draw_bars(title, bars, self.ceiling)
 
 
