@@ -1,0 +1,30 @@
+"""A full disk is one sentence, not a traceback for each line of the log."""
+
+import errno
+import logging
+import os
+import tempfile
+
+import pytest
+
+from training.config import ConfigError
+from training.launch import LogFile, prepare_folder
+
+
+def test_a_log_that_cannot_be_written_is_said_once(capsys):
+    handler = LogFile("/dev/full")
+    log = logging.Logger("full")
+    log.addHandler(handler)
+    for _ in range(3):
+        log.info("a line")
+    said = capsys.readouterr().err
+    assert said == "/dev/full cannot be written (No space left on device): make room there\n"
+
+
+def test_a_folder_without_room_is_named_before_anything_is_done(tmp_path, monkeypatch):
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(ConfigError, match=r"cannot be written \(No space left on device\): make room there"):
+        prepare_folder(tmp_path / "run")
