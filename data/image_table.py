@@ -74,7 +74,17 @@ class ImageTable(ImageFiles):
         else:
             rows.choose(is_test)
 
-        classes = None
+        self._set_labels(rows, training, is_list, numbers)
+        self.folder = Path(root).expanduser() if root else rows.path.parent
+        # Bytes in an array, because forked workers share it, and file names need not be UTF-8.
+        self.files = np.array([os.fsencode(name) for name in rows.cells[:, 0]], dtype=bytes)
+        rows.check_files([self.path(row) for row in range(len(self.files))])
+        if len(self.files):
+            self.open_cache()
+
+    def _set_labels(self, rows: "Rows", training: np.ndarray, is_list: bool, numbers: bool) -> None:
+        """Sets `labels`, `classes` and `fits_task`. training: the labels of the training rows, as texts (N, K)."""
+        classes: Sequence[str] | None = None
         if not numbers and not is_list:
             classes = class_names(training[:, 0])
         if classes is not None:
@@ -87,15 +97,8 @@ class ImageTable(ImageFiles):
             self.labels = values if is_list else values[:, 0]
             if is_list and {number_of(text) for text in training.flat} <= {0, 1}:
                 self.fits_task = "multilabel"
-                classes = label_columns
+                classes = rows.label_columns
         self.classes = tuple(map(str, classes or ()))
-
-        self.folder = Path(root).expanduser() if root else rows.path.parent
-        # Bytes in an array, because forked workers share it, and file names need not be UTF-8.
-        self.files = np.array([os.fsencode(name) for name in rows.cells[:, 0]], dtype=bytes)
-        rows.check_files([self.path(row) for row in range(len(self.files))])
-        if len(self.files):
-            self.open_cache()
 
     def path(self, index: int) -> str:
         return os.path.join(self.folder, os.fsdecode(self.files[index]))
