@@ -64,6 +64,8 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> A
     except (TypeError, ValueError, RuntimeError) as error:
         second = f", the second is {dataset.path(1)}" if hasattr(dataset, "path") else ""
         remedy = "set data.collate, or end data.transform with a crop or a resize to one size"
+        if isinstance(error, TypeError):
+            remedy = "return tensors, arrays or numbers from __getitem__, or set data.collate"
         raise DataError(f"{name}: two samples cannot make a batch ({error}{second}): {remedy}") from error
 
 
