@@ -96,7 +96,7 @@ class Segmentation(Task):
     """Outputs are logits (B, classes, H, W), labels int64 (B, H, W). The score `pixels` is the share of right ones."""
 
     metric = "miou"
-    columns = ("mask",)  # of predictions.csv
+    columns = ("mask",)  # columns of predictions.csv
 
     def __init__(self, dataset: Any, **options: Any) -> None:
         super().__init__(dataset, **options)

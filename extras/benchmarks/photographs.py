@@ -29,8 +29,8 @@ FOLDER = "photographs"
 COUNTS = {"train": 160, "val": 32}  # photographs of each class
 GARMENTS = 5  # in each photograph; in val each shipped test image is used about once
 SIZE = (500, 375)  # pixels: width, height
-BYTES = 100_000  # of a file, at most
-QUALITY = 92  # of the JPEG
+BYTES = 100_000  # size of a file, at most
+QUALITY = 92  # JPEG quality
 
 
 class Photographs(ImageFolder):

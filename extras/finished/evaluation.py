@@ -13,7 +13,7 @@ from training.figure import new_figure, png
 from training.table import table
 
 MISTAKES = 25  # images in the picture of the worst mistakes
-SHOWN_CLASSES = 40  # of more classes, the table has those with the lowest F1, and the matrix no names
+SHOWN_CLASSES = 40  # if there are more, the table has those with the lowest F1, and the matrix no names
 
 
 class Mistake(NamedTuple):

@@ -30,7 +30,7 @@ from training.files import write_whole
 from training.tasks import classes_of
 
 COMPARED = 16  # samples
-TOLERANCE = 1e-3  # of the outputs: their largest difference, as a share of the largest output
+TOLERANCE = 1e-3  # largest difference of the outputs, as a share of the largest output
 FILES = {"torch": "model.pt2", "onnx": "model.onnx"}
 CALLS = {
     "model.pt2": """import torch

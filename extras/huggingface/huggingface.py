@@ -18,7 +18,7 @@ from data.images.crops import CroppedDataset, class_indices
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
 
-SHARDS = 64  # of a dataset that was saved by the package: a stream can cut it anywhere
+SHARDS = 64  # parts of a dataset that the package has saved: it can be cut anywhere
 LABELS = {"bool", "string", "large_string", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 
 

@@ -9,7 +9,7 @@ LEFT = 48  # where the curves are, in a picture of 400 x 170
 RIGHT = 392
 TOP = 8
 BOTTOM = 150
-MOST_POINTS = 240  # of a line; of more the highest and the lowest in each part are drawn
+MOST_POINTS = 240  # points of a line; if there are more, the highest and the lowest of each part are drawn
 MOST_CHARTS = 24
 STEEP = 30  # a loss whose highest value is this many times its lowest one is drawn on a logarithmic scale
 SPLITS = ("train_", "val_", "test_")
@@ -88,7 +88,7 @@ def chart(title: str, series: dict[str, list[Point]], last: float) -> Chart:
 
 
 def thin(points: list[Point]) -> list[Point]:
-    """Of each part the lowest and the highest point, in their order; the last point always."""
+    """The lowest and the highest point of each part, in their order; always the last point, too."""
     if len(points) <= MOST_POINTS:
         return points
     kept = list[Point]()

@@ -35,7 +35,7 @@ Note = Callable[[str, Any], None]  # gets the name of a stage, and the values af
 MOST_SAMPLES = 32  # whose values are looked at
 MOST_TILES = 16
 SIDE = 96  # pixels of a tile, at most
-MOST_VALUES = 4096  # of a sample, spread over it, that are looked at for its most common value
+MOST_VALUES = 4096  # values of a sample, spread over it, among which the most common one is searched
 STUCK = 0.5  # share of the values that a transform may make equal without a warning
 LARGE = 20.0  # floats that a network gets are smaller, if they are normalised
 FLAT = 0.02  # their standard deviation is larger
@@ -115,7 +115,7 @@ def stages(run: Run, name: str) -> list[Row]:
 
 def note_own_transforms(dataset: Any, note: Note) -> None:
     """Notes an image before and after each step of data.transform, by reading the dataset's first sample."""
-    dataset = getattr(dataset, "dataset", dataset)  # of which it is a part
+    dataset = getattr(dataset, "dataset", dataset)  # if it is a part of another dataset
     own = getattr(dataset, "transform", None)
     if not isinstance(own, OwnTransform):
         return

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 REPETITIONS = 5  # each with another batch, so that their range shows how much batches differ
 WARM_UP_STEPS = 2
 LONGEST = 10  # nothing is measured if that would take this many times as long as it may
-MOST_STEPS = 1000  # of a repetition
-MOST_QUEUED = 9  # steps of which the time to queue them is measured
+MOST_STEPS = 1000  # steps of a repetition, at most
+MOST_QUEUED = 9  # steps whose queueing time is measured, at most
 
 
 def measure_free_steps(run: Run, seconds: float, step_seconds: float) -> Measured | None:

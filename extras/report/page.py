@@ -21,12 +21,12 @@ from extras.report.curves import charts_of, number
 from training.page import embedded, write_page
 
 TEMPLATE = Path(__file__).with_name("report.html")
-PATTERNS = ("*.png", "*/*.png", "evaluation/*/*.png")  # of pictures in a run's folder
+PATTERNS = ("*.png", "*/*.png", "evaluation/*/*.png")  # where pictures are in a run's folder
 MOST_PICTURES = 8
-MOST_BYTES = 1_000_000  # of all pictures; others are named
-MOST_LINES = 2000  # of training steps that are read from metrics.jsonl
+MOST_BYTES = 1_000_000  # size of all pictures; further ones are only named
+MOST_LINES = 2000  # training steps that are read from metrics.jsonl
 MOST_WARNINGS = 20
-LOG_BYTES = 2_000_000  # of the end of train.log, which is searched for warnings
+LOG_BYTES = 2_000_000  # size of the end of train.log that is searched for warnings
 ENTRY = re.compile(r"^\[[^]]+\]\[(?P<name>[^]]+)\]\[(?P<level>\w+)\] - (?P<text>.*)")
 
 

@@ -27,7 +27,7 @@ class SweepTable(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         if rank() == 0:
-            shutil.rmtree(folder_of(config) / NOTES, ignore_errors=True)  # of an earlier sweep in this folder
+            shutil.rmtree(folder_of(config) / NOTES, ignore_errors=True)  # notes of an earlier sweep in this folder
             atexit.register(print_report, folder_of(config))  # Hydra calls on_multirun_end only if all jobs succeed
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:

@@ -41,7 +41,7 @@ from extras.webdataset.tar_index import (
 )
 
 HOW = "set it to tar files such as data/train-{000000..000009}.tar, data/train-*.tar or a list of them"
-Files = Iterator[tuple[int, bytes]]  # of a batch: a row, and its image file
+Files = Iterator[tuple[int, bytes]]  # rows of a batch with their image files
 
 
 class WebDataset(CroppedDataset):
@@ -144,7 +144,7 @@ class WebDatasetStream(CroppedStream):
         key = "data.urls" if self.train else "data.test_urls"
         self.shards = find_shards(key, options.urls if self.train else options.test_urls)
         self.attempts = options.attempts
-        self._state: dict[str, Any] = {}  # of the newest iterator
+        self._state: dict[str, Any] = {}  # state of the newest iterator
         self._says_left_out = True  # once
         return options.classes and read_classes(options.classes)
 
