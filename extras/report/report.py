@@ -54,8 +54,8 @@ class Report:
                 self._where = where(run)
 
     def on_log(self, run: Run, values: dict[str, float]) -> None:
-        """At the first step: what the network saw."""
-        if run.is_main and not self._has_looked:
+        """At the first step: what the network saw. A resumed run may begin with an evaluation, which has no batch."""
+        if run.is_main and not self._has_looked and run.batch is not None:
             self._has_looked = True
             with run.clock.phase("the rest"), only_warns("the look at the first batch"):
                 first_batch.write(run)

@@ -78,6 +78,7 @@ def test_a_run_whose_loader_takes_cores_is_told_what_takes_fewer(loader, stats, 
     ("loader", "stats", "remedy"),
     [
         ("torch", LoaderStats(), "loader=prefetch"),
+        ("resident", LoaderStats(), r"from memory: try train\.num_threads=1(?!.*prefetch)"),
         ("prefetch", LoaderStats(), r"loader\.num_workers=auto"),
         ("prefetch", workers(2, 0.2), "idle.*(prefetch_factor|batch_size)"),
         ("prefetch", workers(2, 0.2, queued=0.5), r"cores are busy.* 50 % .*: try train\.num_threads=1(?!.*prefetch)"),
