@@ -1,6 +1,5 @@
 """Skips tests marked `cuda` without a CUDA device, makes forks fast, and has the fixtures that all tests share."""
 
-import ctypes
 import gc
 import multiprocessing
 import os
@@ -8,12 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.python_server import PythonServer
+from tests.python_server import PythonServer, use_huge_pages
 
 # The tests' tensors are so small that a second thread would only slow them down.
 torch.set_num_threads(1)
@@ -24,7 +22,6 @@ for variable in list(os.environ):
         del os.environ[variable]
 os.environ.update(NO_PROXY="localhost,127.0.0.1", no_proxy="localhost,127.0.0.1")
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")  # read when Hugging Face's packages are imported
-MADV_COLLAPSE = 25  # of Linux 6.1; older ones refuse it
 BOUND = 60.0  # seconds; only a test that is about to fail waits so long
 
 
@@ -46,16 +43,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # else each collection, in a test or a process that it forks, visits a million objects of libraries
     use_huge_pages()
-
-
-def use_huge_pages() -> None:
-    """Makes forks of this process twice as fast: a fork copies an entry per page, and torch takes 400 MB of pages."""
-    madvise = ctypes.CDLL(None).madvise
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, access, _, _, file, *name = line.split()
-        if access == "rw-p" and file == "0" and name in ([], ["[heap]"]):
-            start, end = (int(address, 16) for address in addresses.split("-"))
-            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 
 def pytest_unconfigure() -> None:
