@@ -19,16 +19,14 @@ import os
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
 from tests import simulated_streams
-from tests.simulated_streams import DEVICES, Event, Stream, current_stream, errors
+from tests.simulated_streams import DEVICES, current_stream, errors
 
 MADV_REMOVE = 9
 PROCESS = os.getpid()
@@ -38,30 +36,30 @@ copy_seconds = kernel_seconds = 0.0  # the longest random delay before each copy
 blocking = 0  # copies to the device from memory that is not page-locked
 reserved = 0  # bytes that the allocator has taken from the device
 pinned = 0  # bytes that were copied into page-locked memory
-locked: dict[int, "_Locked"] = {}  # page-locked host memory, by its address
+locked = {}  # page-locked host memory, by its address
 refuses = False  # to page-lock memory, as a GPU may
 calls_of_children = mmap.mmap(-1, 1)  # whether a forked child has locked or unlocked memory
 
 _lock = threading.RLock()
-_free: dict[tuple[int, int], list["_Block"]] = defaultdict(list)  # by stream and size
-_pending: list[tuple[list["Event"], "_Block"]] = []  # freed, but recorded on other streams
+_free = defaultdict(list)  # by stream and size
+_pending = []  # freed, but recorded on other streams
 
 
 # Memory
 
 
 class _Block:
-    def __init__(self, size: int, stream: Stream) -> None:
+    def __init__(self, size, stream):
         self.bytes = torch.empty(size, dtype=torch.uint8)
         self.size = size
         self.stream = stream
-        self.users: set[Stream] = set()  # other streams, as record_stream was told
+        self.users = set()  # other streams, as record_stream was told
 
 
 class _Owner:
     """Frees its block when the last tensor on it has died."""
 
-    def __init__(self, size: int, on: Stream) -> None:
+    def __init__(self, size, on):
         global reserved
         size = -(-max(size, 1) // 512) * 512
         with _lock:
@@ -74,7 +72,7 @@ class _Owner:
                 reserved += size
             self.block = free.pop() if free else _Block(size, on)
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    def __del__(self, is_finalizing=sys.is_finalizing):
         if is_finalizing():
             return
         block = self.block
@@ -90,7 +88,7 @@ class _Owner:
 
 
 class _Locked:
-    def __init__(self, address: int, size: int, device: int | None = None, owner: Any = None) -> None:
+    def __init__(self, address, size, device=None, owner=None):
         self.address = address
         self.size = size
         self.end = address + size
@@ -98,16 +96,16 @@ class _Locked:
         self.owner = owner  # keeps the memory alive
         locked[address] = self
 
-    def covers(self, address: int, size: int) -> bool:
+    def covers(self, address, size):
         return locked.get(self.address) is self and self.address <= address and address + size <= self.end
 
 
-def lock(array: Any) -> None:
+def lock(array):
     """Page-locks a numpy array's memory for good."""
     _Locked(array.ctypes.data, array.nbytes, owner=array)
 
 
-def _register(address: int, size: int, flags: int) -> int:
+def _register(address, size, flags):
     """As cudaHostRegister: for the current device; memory that overlaps locked memory is refused."""
     calls_of_children[0] |= os.getpid() != PROCESS
     if refuses or _overlaps(address, size):
@@ -116,54 +114,54 @@ def _register(address: int, size: int, flags: int) -> int:
     return 0
 
 
-def _unregister(address: int) -> int:
+def _unregister(address):
     calls_of_children[0] |= os.getpid() != PROCESS
     return 713 if locked.pop(address, None) is None else 0
 
 
-def _check_error(code: int) -> None:
+def _check_error(code):
     if code:
         raise RuntimeError(f"CUDA error {code}")
 
 
-def _overlaps(address: int, size: int) -> bool:
+def _overlaps(address, size):
     end = address + size
     return any(item.address < end and address < item.end for item in list(locked.values()))
 
 
-def _lock_at(address: int) -> _Locked | None:
+def _lock_at(address):
     return next((item for item in list(locked.values()) if item.address <= address < item.end), None)
 
 
 class Libc:
     """The C library, through which no page-locked memory may be unmapped or given back."""
 
-    def __init__(self, library: Any) -> None:
+    def __init__(self, library):
         self._library = library
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._library, name)
 
-    def madvise(self, address: int, size: int, advice: int) -> int:
+    def madvise(self, address, size, advice):
         if advice == MADV_REMOVE:
             self._check(address, size, "given back")
         return int(self._library.madvise(address, size, advice))
 
-    def munmap(self, address: int, size: int) -> int:
+    def munmap(self, address, size):
         self._check(address, size, "unmapped")
         return int(self._library.munmap(address, size))
 
-    def _check(self, address: int, size: int, action: str) -> None:
+    def _check(self, address, size, action):
         if os.getpid() == PROCESS and _overlaps(address, size):
             errors.append(f"page-locked memory is {action}")
 
 
-def is_pinned(tensor: torch.Tensor, *_: Any) -> bool:
+def is_pinned(tensor, *_):
     """As CUDA, which looks at the first byte only."""
     return tensor.device.type == "cpu" and _lock_at(tensor.data_ptr()) is not None
 
 
-def pin_memory(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+def pin_memory(tensor, *_):
     """A copy in page-locked memory, which is never reused, as torch's is not while a copy from it is under way.
 
     Of a tensor in page-locked memory, whoever locked it, the tensor itself: so does torch.
@@ -185,17 +183,17 @@ class SimTensor(torch.Tensor):
     owner: _Owner
 
     @staticmethod
-    def __new__(cls, raw: torch.Tensor, owner: _Owner) -> "SimTensor":
+    def __new__(cls, raw, owner):
         layout = {"strides": raw.stride(), "storage_offset": raw.storage_offset(), "dtype": raw.dtype}
         self = torch.Tensor._make_wrapper_subclass(cls, raw.size(), device=owner.block.stream.device, **layout)
         self.raw = raw
         self.owner = owner
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol):
         return self.detach().cpu().__reduce_ex__(protocol)
 
-    def record_stream(self, stream: Stream) -> None:  # type: ignore[override]
+    def record_stream(self, stream):  # type: ignore[override]
         if stream is not self.owner.block.stream:
             self.owner.block.users.add(stream)
 
@@ -237,7 +235,7 @@ class SimTensor(torch.Tensor):
         )
         targets = [item.raw for item in pytree.tree_leaves(made) if isinstance(item, SimTensor)]
 
-        def kernel() -> None:
+        def kernel():
             results = [
                 item for item in pytree.tree_leaves(func(*positional, **keywords)) if isinstance(item, torch.Tensor)
             ]
@@ -248,7 +246,7 @@ class SimTensor(torch.Tensor):
         return made
 
 
-def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool, on: Stream) -> torch.Tensor:
+def _copied(target, source, non_blocking, on):
     global blocking
     raw = target.raw
     size = source.nbytes
@@ -259,7 +257,7 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool, on: 
     if size and non_blocking and is_plain and is_for_device:
         address = source.data_ptr()
 
-        def copy() -> None:  # refers to no host tensor, as a GPU does not
+        def copy():  # refers to no host tensor, as a GPU does not
             if not lock.covers(address, size):
                 errors.append("a copy from host memory that is not, or no longer, page-locked")
             else:
@@ -276,7 +274,7 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool, on: 
     return target
 
 
-def _empty(size: Any, stride: Any, dtype: torch.dtype, on: Stream) -> SimTensor:
+def _empty(size, stride, dtype, on):
     size = tuple(size)
     stride = tuple(stride)
     extent = 0
@@ -287,7 +285,7 @@ def _empty(size: Any, stride: Any, dtype: torch.dtype, on: Stream) -> SimTensor:
     return SimTensor(torch.as_strided(flat, size, stride), owner)
 
 
-def _install() -> Any:
+def _install():
     names = ("Stream", "Event", "stream", "device", "current_stream", "current_device", "synchronize")
     module = SimpleNamespace(**{name: getattr(simulated_streams, name) for name in names})
     module.is_available = lambda: True
@@ -301,10 +299,10 @@ def _install() -> Any:
     module.manual_seed_all = lambda seed: None
     backend_registration._setup_privateuseone_for_python_backend("sim", module)
 
-    def make(size: Any, stride: Any, dtype: torch.dtype | None, device: Any) -> SimTensor:
+    def make(size, stride, dtype, device):
         return _empty(size, stride, dtype or torch.get_default_dtype(), current_stream(device))
 
-    def contiguous(size: Any) -> Any:
+    def contiguous(size):
         return torch.empty(tuple(size), device="meta").stride()
 
     library = torch.library.Library("aten", "IMPL", "PrivateUse1")

@@ -8,47 +8,45 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
 
 import torch
 
 DEVICES = 2
 torch.utils.rename_privateuse1_backend("sim")
 
-errors: list[str] = []  # what would have been undefined behaviour
+errors = []  # what would have been undefined behaviour
 _here = threading.local()  # the current device and streams of a thread
-all_streams: "weakref.WeakSet[Stream]" = weakref.WeakSet()
+all_streams = weakref.WeakSet()
 
 
 class Queue:
     """Runs tasks one after the other in a thread. An interpreter that exits runs them all."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._thread = ThreadPoolExecutor(1)
         self._lock = threading.Lock()
-        self._blocked: Future[None] = Future()  # done while it waits for another queue
+        self._blocked = Future()  # done while it waits for another queue
         self.last = self.add(lambda: None)
 
-    def add(self, task: Callable[[], Any], seconds: float = 0.0) -> "Future[None]":
+    def add(self, task, seconds=0.0):
         """Returns what is done when the task has run."""
         with self._lock:
             self.last = self._thread.submit(_run, task, random.random() * seconds)
             return self.last
 
-    def wait_for(self, other: "Future[None]") -> None:
+    def wait_for(self, other):
         self._blocked.set_result(None)
         other.result()
         self._blocked = Future()
 
-    def settle(self, bound: float = 60) -> None:
+    def settle(self, bound=60):
         """Waits until it has run all its tasks, or waits for another queue."""
         assert wait([self.last, self._blocked], bound, FIRST_COMPLETED).done
 
 
 @torch.inference_mode()  # so that it may write to whatever a consumer in inference mode has made
-def _run(task: Callable[[], Any], seconds: float) -> None:
+def _run(task, seconds):
     time.sleep(seconds)
     try:
         task()
@@ -57,12 +55,12 @@ def _run(task: Callable[[], Any], seconds: float) -> None:
 
 
 class Event:
-    def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+    def __init__(self, enable_timing=False, **_):
         self.device = current_device()
         self.time = 0.0
-        self.recorded: Future[None] | None = None
+        self.recorded = None
 
-    def record(self, stream: "Stream | None" = None) -> None:
+    def record(self, stream=None):
         stream = stream or current_stream()
         if self.recorded is None:
             self.device = stream.device.index
@@ -70,14 +68,14 @@ class Event:
             raise RuntimeError("an event is recorded on another device than before")
         self.recorded = stream.queue.add(lambda: setattr(self, "time", time.perf_counter()))
 
-    def query(self) -> bool:
+    def query(self):
         return self.recorded is None or self.recorded.done()
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         if self.recorded is not None:
             self.recorded.result()
 
-    def elapsed_time(self, later: "Event") -> float:
+    def elapsed_time(self, later):
         if self.device != later.device:
             raise RuntimeError("the events are of different devices")
         if not (self.query() and later.query()):
@@ -86,46 +84,46 @@ class Event:
 
 
 class Stream:
-    def __init__(self, device: Any = None) -> None:
+    def __init__(self, device=None):
         self.queue = Queue()
         self.device = torch.device("sim", _index(device))
         all_streams.add(self)
 
-    def record_event(self) -> Event:
+    def record_event(self):
         event = Event()
         event.record(self)
         return event
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event):
         if (recorded := event.recorded) is not None:
             self.queue.add(lambda: self.queue.wait_for(recorded))
 
-    def wait_stream(self, other: "Stream") -> None:
+    def wait_stream(self, other):
         self.wait_event(other.record_event())
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self.queue.last.result()
 
 
-def _index(device: Any = None) -> int:
+def _index(device=None):
     index = None if device is None else device if isinstance(device, int) else torch.device(device).index
     return current_device() if index is None else index
 
 
-def current_device() -> int:
+def current_device():
     return getattr(_here, "device", 0)
 
 
 _defaults = [Stream(index) for index in range(DEVICES)]
 
 
-def current_stream(device: Any = None) -> Stream:
+def current_stream(device=None):
     index = _index(device)
     return vars(_here).get(f"stream {index}", _defaults[index])
 
 
 @contextlib.contextmanager
-def stream(new: Stream):
+def stream(new):
     """Makes a stream and its device current."""
     name = f"stream {new.device.index}"
     before = current_stream(new.device)
@@ -138,7 +136,7 @@ def stream(new: Stream):
 
 
 @contextlib.contextmanager
-def device(new: Any):
+def device(new):
     before = current_device()
     _here.device = _index(new)
     try:
@@ -147,6 +145,6 @@ def device(new: Any):
         _here.device = before
 
 
-def synchronize(device: Any = None) -> None:
+def synchronize(device=None):
     for existing in list(all_streams):
         existing.synchronize()

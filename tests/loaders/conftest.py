@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
-from every_loader import LOADERS, Case, make
+from every_loader import LOADERS, make
 from hypothesis import settings
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -24,7 +24,7 @@ READERS = {
 
 
 @pytest.fixture(params=READERS.values(), ids=READERS)
-def reader(request) -> dict:
+def reader(request):
     """The settings that say who reads a WorkerLoader's samples."""
     return dict(request.param)
 
@@ -40,10 +40,10 @@ def closed_later():
 def in_thread():
     """Calls a function in a thread; the Future's `result(bound)` is its value or raises its error."""
 
-    def start(function, *args) -> Future:
-        future: Future = Future()
+    def start(function, *args):
+        future = Future()
 
-        def run() -> None:
+        def run():
             try:
                 future.set_result(function(*args))
             except BaseException as error:
@@ -60,7 +60,7 @@ def descriptors_left():
     """Limits how many more descriptors this process may open."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-    def limit(count: int) -> None:
+    def limit(count):
         free = [os.dup(0) for _ in range(count)]  # not in a row, if earlier tests have left some open
         for fd in free:
             os.close(fd)
@@ -81,7 +81,7 @@ def torch_looks_often(monkeypatch):
 def alarm():
     """The program's handler of SIGALRM raises TimeoutError."""
 
-    def expire(*_) -> None:
+    def expire(*_):
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, expire)
@@ -119,12 +119,12 @@ TWICE = ("preloader_over_streams", "preloader_over_torch")
 
 
 @pytest.fixture(params=[pytest.param(kind, marks=[pytest.mark.slow] if kind in TWICE else []) for kind in LOADERS])
-def name(request) -> str:
+def name(request):
     return request.param
 
 
 @pytest.fixture
-def case(name) -> Case:
+def case(name):
     return LOADERS[name]
 
 

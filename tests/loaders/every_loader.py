@@ -24,7 +24,7 @@ STREAMS = 2
 class Streamed(IterableDataset):
     """A dataset's samples as streams: an error of a sample does not end its stream."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset):
         self.dataset = dataset
 
     def __iter__(self):
@@ -32,15 +32,13 @@ class Streamed(IterableDataset):
         return map(self.dataset.__getitem__, range(info.id, len(self.dataset), info.num_workers))
 
 
-def ordered(epoch: int, length: int = LENGTH, batch_size: int = BATCH_SIZE, **settings: Any) -> list[list[int]]:
+def ordered(epoch, length=LENGTH, batch_size=BATCH_SIZE, **settings):
     """The batches of an epoch in our order."""
     order = Order(length, batch_size, **{"shuffle": True, "seed": 0, **settings})
     return [order.indices(epoch, order.positions(number)).tolist() for number in range(len(order))]
 
 
-def streamed(
-    epoch: int, length: int = LENGTH, batch_size: int = BATCH_SIZE, drop_last: bool = False, **_: Any
-) -> list:
+def streamed(epoch, length=LENGTH, batch_size=BATCH_SIZE, drop_last=False, **_):
     """The batches of an epoch from streams: turn t belongs to stream t modulo their number; no turn is empty."""
     parts = []
     for stream in range(STREAMS):
@@ -63,11 +61,11 @@ class Case:
     is_independent: bool = False  # iter() does not end an older iterator
 
     @property
-    def is_stream(self) -> bool:
+    def is_stream(self):
         return self.batches is streamed
 
 
-def stream_loader(dataset: Any, batch_size: int, shuffle: bool = False, **settings: Any) -> Any:
+def stream_loader(dataset, batch_size, shuffle=False, **settings):
     return WorkerLoader(Streamed(dataset), batch_size, streams=STREAMS, **settings)
 
 
@@ -79,7 +77,7 @@ torchs = partial(TorchLoader, num_workers=1)
 streams = partial(stream_loader, num_workers=2, persistent_workers=True, max_restarts=100)
 
 
-def preloaded(make: Callable[..., Any], depth: int = 2) -> Callable[..., Preloader]:
+def preloaded(make, depth=2):
     return lambda *args, **settings: Preloader(make(*args, **settings), "cpu", depth)
 
 
@@ -102,11 +100,11 @@ LOADERS = {
 }
 
 
-def make(name: str, dataset: Any = None, batch_size: int = BATCH_SIZE, **settings: Any) -> Any:
+def make(name, dataset=None, batch_size=BATCH_SIZE, **settings):
     dataset = Numbers(LENGTH) if dataset is None else dataset
     return LOADERS[name].make(dataset, batch_size, **{"shuffle": True, "seed": 0, **settings})
 
 
-def saved(loader: Any) -> dict[str, Any]:
+def saved(loader):
     """Its state, after a checkpoint."""
     return json.loads(json.dumps(loader.state_dict()))

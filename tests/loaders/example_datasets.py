@@ -15,13 +15,13 @@ from torch.utils.data import IterableDataset
 class Numbers:
     """Sample i is i."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length):
         self.length = length
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.length
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index
 
 
@@ -35,13 +35,13 @@ class Stream(IterableDataset, Numbers):
 class Waiting(Numbers):
     """Sample i is i; who reads sample `late`, or a later one, says that it `begins`, and waits for `go`."""
 
-    def __init__(self, length: int, late: int, events=multiprocessing) -> None:
+    def __init__(self, length, late, events=multiprocessing):
         super().__init__(length)
         self.late = late
         self.go = events.Event()
         self.begins = events.Event()
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         if index >= self.late:
             self.begins.set()
             assert self.go.wait(60)
@@ -51,11 +51,11 @@ class Waiting(Numbers):
 class Slow(Numbers):
     """A sample takes a while; the first one says that it has `begun`."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length):
         super().__init__(length)
         self.begun = multiprocessing.Event()
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         self.begun.set()
         threading.Event().wait(0.02)
         return index
@@ -64,22 +64,22 @@ class Slow(Numbers):
 class Sized(Numbers):
     """Sample i is `sizes[i]` bytes of value i modulo 251."""
 
-    def __init__(self, sizes: list[int]) -> None:
+    def __init__(self, sizes):
         super().__init__(len(sizes))
         self.sizes = sizes
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.full((self.sizes[index],), index % 251, dtype=torch.uint8)
 
 
 class Faulty(Numbers):
     """Sample i is i, but reading one of `bad` raises."""
 
-    def __init__(self, length: int, *bad: int) -> None:
+    def __init__(self, length, *bad):
         super().__init__(length)
         self.bad = bad
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         if index in self.bad:
             raise ValueError(f"sample {index} is bad")
         return index
@@ -88,35 +88,35 @@ class Faulty(Numbers):
 class Augmented(Numbers):
     """Sample i is i and a draw from each of the three global generators that augmentations use."""
 
-    def __getitem__(self, index: int) -> list[float]:
+    def __getitem__(self, index):
         return [index, random.random(), np.random.random(), torch.rand(()).item()]
 
 
 class Noisy(Numbers):
     """Sample i is i and three draws from torch's default generator."""
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index):
         self.before(index)
         return {"index": index, "noise": torch.rand(3, dtype=torch.float64)}
 
-    def before(self, index: int) -> None:
+    def before(self, index):
         """What happens before a sample is read."""
 
 
 class Written(Noisy):
     """The same through read_batch, which draws from the `random` that it is given."""
 
-    def sample_spec(self) -> dict:
+    def sample_spec(self):
         return {"index": ((), torch.int64), "noise": ((3,), torch.float64)}
 
-    def read_batch(self, indices, out, random) -> None:
+    def read_batch(self, indices, out, random):
         for index in indices.tolist():
             self.before(index)
         out["noise"].copy_(torch.from_numpy(random.uniform(3)))
         out["index"].copy_(torch.from_numpy(indices))
 
 
-def failing(kind: type, how: str, bad: tuple[int, ...], times: int | None = None, length: int = 48):
+def failing(kind, how, bad, times=None, length=48):
     """A dataset that fails at the samples `bad`: each `times` times, or always."""
 
     class Failing(kind):
@@ -124,7 +124,7 @@ def failing(kind: type, how: str, bad: tuple[int, ...], times: int | None = None
         failed = multiprocessing.RawArray("q", length)
         hangs = multiprocessing.Event()
 
-        def before(self, index: int) -> None:
+        def before(self, index):
             if index not in bad or self.failed[index] == times:
                 return
             self.failed[index] += 1
@@ -146,11 +146,11 @@ def failing(kind: type, how: str, bad: tuple[int, ...], times: int | None = None
 class Images(Numbers):
     """Sample i is an image full of i, and i as its label."""
 
-    def __init__(self, length: int, size: int = 16) -> None:
+    def __init__(self, length, size=16):
         super().__init__(length)
         self.shape = 3, size, size
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index):
         image = torch.full(self.shape, index % 256, dtype=torch.uint8, device="cpu")
         return {"image": image, "label": torch.tensor(index, device="cpu")}
 
@@ -158,15 +158,15 @@ class Images(Numbers):
 class WrittenImages(Images):
     """The same through read_batch."""
 
-    def sample_spec(self) -> dict:
+    def sample_spec(self):
         return {"image": (self.shape, torch.uint8), "label": ((), torch.int64)}
 
-    def read_batch(self, indices, out, random) -> None:
+    def read_batch(self, indices, out, random):
         out["label"].copy_(torch.from_numpy(indices))
         out["image"].copy_(out["label"][:, None, None, None].expand_as(out["image"]) % 256)
 
 
-def global_states() -> tuple:
+def global_states():
     """The states of the three global generators that augmentations use."""
     name, words, *rest = np.random.get_state()
     return random.getstate(), (name, words.tolist(), *rest), torch.get_rng_state().tolist()
@@ -181,17 +181,17 @@ def plain(batch):
     return batch.tolist() if isinstance(batch, torch.Tensor) else batch
 
 
-def contents(batches) -> list:
+def contents(batches):
     """Batches as nested lists."""
     return [plain(batch) for batch in batches]
 
 
-def rows(loader) -> list:
+def rows(loader):
     """One epoch's samples in their order."""
     return [row for batch in contents(loader) for row in batch]
 
 
-def outcomes(loader) -> list:
+def outcomes(loader):
     """Each batch of an epoch as numbers, or the error in its place as text."""
     seen = []
     iterator = iter(loader)

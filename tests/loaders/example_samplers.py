@@ -15,11 +15,11 @@ KINDS = ("inline", "processes", "torch", "resident", "preloader")
 AS_BATCHES = pytest.mark.parametrize("as_batches", [False, True])
 
 
-def every(*names: str, but: str = ""):
+def every(*names, but=""):
     return pytest.mark.parametrize("kind", [name for name in names or KINDS if name != but])
 
 
-def over(kind: str, sampler, as_batches: bool = False, batch_size: int = BATCH_SIZE, **settings):
+def over(kind, sampler, as_batches=False, batch_size=BATCH_SIZE, **settings):
     """A loader over a sampler, or over a batch sampler of it."""
     if as_batches:
         return LOADERS[kind].make(Numbers(LENGTH), 1, batch_sampler=BatchSampler(sampler, 4, False), seed=0)
@@ -29,7 +29,7 @@ def over(kind: str, sampler, as_batches: bool = False, batch_size: int = BATCH_S
 class Made(Numbers):
     """A sampler that gives what a function makes for each epoch, and counts epochs; its length may be wrong."""
 
-    def __init__(self, make) -> None:
+    def __init__(self, make):
         super().__init__(LENGTH)
         self.make = make
         self.count = 0
@@ -39,9 +39,9 @@ class Made(Numbers):
         return iter(self.make())
 
 
-def seed_globals(seed: int) -> None:
+def seed_globals(seed):
     torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
 
 
-def draw_globals() -> list[float]:
+def draw_globals():
     return [torch.rand(()).item(), np.random.random(), random.random()]

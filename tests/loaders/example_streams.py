@@ -13,7 +13,7 @@ from loaders import WorkerLoader
 class Numbers(IterableDataset):
     """Streams of uneven length. A sample is its number, and three random ones."""
 
-    def __init__(self, samples: int = 60) -> None:
+    def __init__(self, samples=60):
         self.samples = samples
 
     def __iter__(self):
@@ -22,7 +22,7 @@ class Numbers(IterableDataset):
         for number in range(first, self.samples - first, step):
             yield self.sample(number)
 
-    def sample(self, number: int) -> torch.Tensor:
+    def sample(self, number):
         drawn = random.randrange(1000), np.random.randint(1000), int(torch.randint(1000, ()))
         return torch.tensor([number, *drawn])
 
@@ -38,7 +38,7 @@ class Stateful(Numbers):
         random.Random(self.epoch).shuffle(self.numbers)
         return self
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch = epoch
 
     def __next__(self):
@@ -68,7 +68,7 @@ class Rewinding(Stateful):
 class Failing(Stateful):
     """Every seventh sample is an error, and the iterator goes on after it."""
 
-    def sample(self, number: int) -> torch.Tensor:
+    def sample(self, number):
         if number % 7 == 0:
             raise KeyError(number)
         return super().sample(number)
@@ -93,15 +93,15 @@ class Refilled(Numbers):
     load_state_dict = state_dict
 
 
-def seen(batches) -> list:
+def seen(batches):
     """What a consumer gets, errors in their places."""
     return [outcome.split()[-1] if isinstance(outcome, str) else outcome for outcome in outcomes(batches)]
 
 
-def loader_of(dataset, workers: int, **settings) -> WorkerLoader:
+def loader_of(dataset, workers, **settings):
     usual = {"batch_size": 3, "seed": 5, "streams": 4, "num_workers": workers, "persistent_workers": workers > 0}
     return WorkerLoader(dataset, **usual | settings)
 
 
-def numbers(batches) -> list[list[int]]:
+def numbers(batches):
     return [batch[:, 0].tolist() for batch in batches]

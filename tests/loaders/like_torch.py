@@ -12,7 +12,7 @@ import os
 import random
 import zlib
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace as Program
 from typing import Any
 
@@ -31,19 +31,19 @@ class Named(torch.Tensor):
     """Has attributes."""
 
 
-def full(index: int, dtype: str, *shape: int) -> torch.Tensor:
+def full(index, dtype, *shape):
     values = (torch.arange(math.prod(shape)) * 3 + index) % 100
     return values.to(getattr(torch, dtype)).reshape(shape)
 
 
-def named(index: int, dtype: str) -> torch.Tensor:
+def named(index, dtype):
     tensor = full(index, dtype, 4).as_subclass(Named)
     tensor.tag = f"n{index}"  # type: ignore[attr-defined]
     return tensor
 
 
 TABLE = full(0, "float32", LENGTH, 40)
-LEAVES: dict[str, Callable[[int, str], Any]] = {
+LEAVES = {
     "plain": lambda i, d: full(i, d, 3, 4),
     "empty": lambda i, d: full(i, d, 0, 3),
     "large": lambda i, d: torch.full((20_000,), i),
@@ -70,7 +70,7 @@ LEAVES: dict[str, Callable[[int, str], Any]] = {
 }
 DTYPES = ("float32", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float64", "complex64", "bool")
 DTYPES += ("uint16", "uint32", "complex128", "float8_e4m3fn")  # which torch's workers cannot collate
-STRUCTURES: dict[str, Callable[[list[Any]], Any]] = {
+STRUCTURES = {
     "dict": lambda values: {f"f{number}": value for number, value in enumerate(values)},
     "tuple": tuple,
     "single": lambda values: values[0],
@@ -82,14 +82,14 @@ ERRORS = (ValueError("bad sample"), KeyError("missing"), UNDECODABLE, StopIterat
 
 
 class Data:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program):
         self.program = program
         self.scratch = torch.zeros(50)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return LENGTH
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         program = self.program
         if program.dataset == "failing" and index == ERROR_AT:
             raise ERRORS[program.error]
@@ -98,7 +98,7 @@ class Data:
         return (self.scratch.fill_(index), sample) if program.dataset == "scratch" else sample
 
 
-def map_tensors(batch: Any, to: Callable[[torch.Tensor], Any]) -> Any:
+def map_tensors(batch, to):
     if isinstance(batch, torch.Tensor):
         return to(batch)
     if isinstance(batch, dict):
@@ -106,7 +106,7 @@ def map_tensors(batch: Any, to: Callable[[torch.Tensor], Any]) -> Any:
     return [map_tensors(value, to) for value in batch] if isinstance(batch, (list, tuple)) else batch
 
 
-def shifted(samples: Any) -> Any:
+def shifted(samples):
     """A language model's: inputs and targets are views of the same ids."""
     return map_tensors(default_collate(samples), lambda t: {"in": t[:-1], "to": t[1:], "one": t[..., 0:1]})
 
@@ -114,7 +114,7 @@ def shifted(samples: Any) -> Any:
 class Own(list):
     """A sampler that draws when it is iterated, as those do that shuffle there. TypeError for None in it."""
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self):
         torch.rand(())
         return (int(index) for index in super().__iter__())  # which an error ends
 
@@ -123,10 +123,10 @@ SIZED = [index * 4 % LENGTH for index in range(LENGTH)]
 SAMPLERS = ("sequential", "shuffled", "generator", "weighted", "batches", "sized", "breaking")
 
 
-def settings(program: Program) -> dict[str, Any]:
+def settings(program):
     kind = program.sampler
     size = program.batch_size
-    chosen: dict[str, Any] = {"batch_size": size} | ({} if size is None else {"drop_last": program.drop_last})
+    chosen = {"batch_size": size} | ({} if size is None else {"drop_last": program.drop_last})
     if kind == "batches":
         chosen = {"batch_sampler": BatchSampler(Own(SIZED), size or 2, program.drop_last)}
     elif kind == "weighted":
@@ -141,11 +141,11 @@ def settings(program: Program) -> dict[str, Any]:
     return chosen | {"collate_fn": {"as is": lambda samples: samples, "shifted": shifted}.get(program.collation)}
 
 
-def describe(batch: Any) -> Any:
+def describe(batch):
     """A batch as plain data: values, dtypes, shapes, strides, types, and which leaves are the same object."""
-    seen: dict[int, int] = {}
+    seen = {}
 
-    def walk(item: Any) -> Any:
+    def walk(item):
         if isinstance(item, (torch.Tensor, Program, np.ndarray)):
             if id(item) in seen:
                 return ["again", seen[id(item)]]
@@ -164,7 +164,7 @@ def describe(batch: Any) -> Any:
     return walk(batch)
 
 
-def describe_tensor(item: torch.Tensor) -> list[Any]:
+def describe_tensor(item):
     plain = item.detach() if type(item) is torch.Tensor else item.detach().as_subclass(torch.Tensor)
     kind = [str(item.dtype), str(item.layout), item.requires_grad, item.device.type, repr(getattr(item, "tag", None))]
     if plain.is_nested or plain.layout != torch.strided or plain.device.type == "meta":
@@ -176,7 +176,7 @@ def describe_tensor(item: torch.Tensor) -> list[Any]:
     return [*kind, data.hex() if len(data) <= 64 else f"{len(data)}:{zlib.crc32(data)}"]
 
 
-def take(iterator: Iterator[Any], note: Callable[[Any], None]) -> Iterator[Any]:
+def take(iterator, note):
     """Yields the batches, and notes each error in its place."""
     for _ in range(40):
         try:
@@ -192,14 +192,14 @@ def take(iterator: Iterator[Any], note: Callable[[Any], None]) -> Iterator[Any]:
     return None
 
 
-def fill(item: torch.Tensor) -> Any:
+def fill(item):
     try:
         return item.detach().fill_(1) and item
     except RuntimeError as error:
         return type(error).__name__
 
 
-def fork(batch: Any) -> tuple[int, int]:
+def fork(batch):
     """Forks a child, which reads the batch when it is told to; it exits with 1 if it is the same then."""
     tells, told = os.pipe()
     expected = repr(describe(batch))
@@ -212,7 +212,7 @@ def fork(batch: Any) -> tuple[int, int]:
     return pid, told
 
 
-def consume(loader: Any, consumer: str, note: Callable[[Any], None]) -> None:
+def consume(loader, consumer, note):
     """Uses the loader for an epoch."""
     kept = []
     children = []
@@ -240,14 +240,14 @@ def consume(loader: Any, consumer: str, note: Callable[[Any], None]) -> None:
         getattr(iterator, "_shutdown_workers", bool)()  # torch's are in cycles, and the collector waits for each
 
 
-def run(program: Program, kind: type, **options: Any) -> list[Any]:
+def run(program, kind, **options):
     """Returns what the program sees with loaders of this class, in the order in which it sees it."""
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     TABLE.copy_(full(0, "float32", LENGTH, 40))
     loader = kind(Data(program), **settings(program), **options)
     seen = list[Any]()
     for _ in range(2):
-        noted: list[Any] = []
+        noted = []
         consume(loader, program.consumer, noted.append)
         seen += noted if program.in_order else sorted(noted, key=repr)
         if program.seed is None:

@@ -10,11 +10,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import heap, process
 from pathlib import Path
-from types import FrameType
 
 from torch.utils.data import sampler
 
@@ -38,7 +36,7 @@ class Interrupted(BaseException):
     """What a program's own signal handler raises."""
 
 
-def is_moment(frame: FrameType | None) -> bool:
+def is_moment(frame):
     """Whether a handler may run here, in code of loaders/ or called from there, and the loader can go on after it."""
     if signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         return False
@@ -53,11 +51,11 @@ def is_moment(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def at_moments(do: Callable[[], None]) -> Iterator[None]:
+def at_moments(do):
     """Calls `do` at each moment."""
     this = os.getpid()
 
-    def profile(frame: FrameType, event: str, _: object) -> None:
+    def profile(frame, event, _):
         if os.getpid() != this:
             sys.setprofile(None)  # a worker that was started meanwhile
         elif event in ("call", "c_return") and is_moment(frame):
@@ -70,23 +68,23 @@ def at_moments(do: Callable[[], None]) -> Iterator[None]:
         sys.setprofile(None)
 
 
-def moments_of(call: Callable[[], object]) -> int:
+def moments_of(call):
     """How many moments a call has."""
-    moments: list[None] = []
+    moments = []
     with at_moments(lambda: moments.append(None)):
         call()
     return len(moments)
 
 
 @contextmanager
-def struck(moment: int, kind: type[BaseException] = Interrupted) -> Iterator[None]:
+def struck(moment, kind=Interrupted):
     """Has a signal handler raise `kind` at the given moment, counted from 1, if it comes."""
     left = moment
 
-    def handle(*_: object) -> None:
+    def handle(*_):
         raise kind
 
-    def strike() -> None:
+    def strike():
         nonlocal left
         left -= 1
         if left == 0:

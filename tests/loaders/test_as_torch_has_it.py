@@ -19,7 +19,7 @@ BATCH_SIZE = 4
 OF_SEEDS = ["set_epoch", "state_dict", "load_state_dict"]
 
 
-def over(kind: type, depth: int, seed: dict):
+def over(kind, depth, seed):
     return lambda: Preloader(kind(Numbers(LENGTH), BATCH_SIZE, **seed), "cpu", depth)
 
 
@@ -56,10 +56,10 @@ def test_seeds_and_epochs_may_be_numpys(kind):
 class Scales:
     """Its collate_fn is one of its methods."""
 
-    def __init__(self, *arguments, **settings) -> None:
+    def __init__(self, *arguments, **settings):
         super().__init__(*arguments, collate_fn=self.scaled, **settings)
 
-    def scaled(self, samples: list) -> torch.Tensor:
+    def scaled(self, samples):
         return 10 * torch.tensor(samples)
 
 

@@ -22,19 +22,19 @@ def four_threads():
     torch.set_num_threads(before)
 
 
-def cores_used() -> tuple[int, int]:
+def cores_used():
     """Torch's number of threads in the calling thread after an operation, and how many threads that started."""
     before = set(os.listdir("/proc/self/task"))
     LARGE.add(LARGE)
     return torch.get_num_threads(), len(set(os.listdir("/proc/self/task")) - before)
 
 
-def seen_in(start, bound: float) -> int:
+def seen_in(start, bound):
     """How many threads torch has in a thread that `start(function)` starts, in an operation after it has returned."""
     has_returned = threading.Event()
     seen = []
 
-    def compute() -> None:
+    def compute():
         assert has_returned.wait(bound)
         seen.append(cores_used())
 
@@ -46,7 +46,7 @@ def seen_in(start, bound: float) -> int:
     return number
 
 
-def plain_thread(function) -> threading.Thread:
+def plain_thread(function):
     thread = threading.Thread(target=function)
     thread.start()
     return thread
@@ -59,9 +59,9 @@ def test_a_started_thread_computes_on_one_core_and_all_others_as_before(bound):
 
 
 def test_a_background_thread_that_starts_another_changes_nothing_for_others(bound):
-    seen: list[int] = []
+    seen = []
 
-    def start_another() -> None:
+    def start_another():
         seen.append(seen_in(lambda function: start_thread("inner", function), bound))
         seen.append(torch.get_num_threads())
 
@@ -74,7 +74,7 @@ def test_threads_that_start_at_once_compute_on_one_core_each(bound):
     at_once = threading.Barrier(8)
     seen = []
 
-    def start() -> None:
+    def start():
         at_once.wait(bound)
         start_thread("of the test", lambda: seen.append(cores_used())).join(bound)
 
@@ -88,7 +88,7 @@ def test_threads_that_start_at_once_compute_on_one_core_each(bound):
 class Cores(Numbers):
     """A sample is torch's number of threads after an operation in the worker."""
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return cores_used()[0]
 
 

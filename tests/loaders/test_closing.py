@@ -37,14 +37,14 @@ def test_close_ends_older_independent_iterators_too(seed, method, workers):
 class Locking(Numbers):
     """Each sample but the first is read under a lock, and takes a while."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds):
         super().__init__(40)
         self.seconds = seconds
         self.lock = multiprocessing.Lock()
         self.is_locked = multiprocessing.Event()
         self.has_begun = multiprocessing.Event()
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         if index == 0:
             self.has_begun.set()
             return index
@@ -87,7 +87,7 @@ def test_a_worker_that_is_in_the_middle_of_a_batch_ends_after_its_sample(method,
 
 @SEEDS
 def test_loaders_that_only_the_garbage_collector_finds_end_their_workers(seed):
-    def cycle() -> list:
+    def cycle():
         loader = WorkerLoader(Numbers(40), 4, num_workers=1, seed=seed)
         iterator = iter(loader)
         cyclic = [loader, iterator, next(iterator)]
@@ -109,7 +109,7 @@ class Collecting(Numbers):
     due = threading.Event()
     done = threading.Event()
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         if index == self.length - 1 and self.due.wait(60):
             gc.collect()
             self.done.set()

@@ -19,23 +19,23 @@ LAST = [8, 9, 10, 11]
 class EveryMethod(Numbers):
     """Sample i is i, through each method that a dataset may have."""
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index):
         return {"number": torch.tensor(index)}
 
-    def sample_spec(self) -> dict:
+    def sample_spec(self):
         return {"number": ((), torch.int64)}
 
-    def read_batch(self, indices, out, random) -> None:
+    def read_batch(self, indices, out, random):
         out["number"].copy_(torch.from_numpy(indices))
 
-    def arrays(self) -> dict:
+    def arrays(self):
         return {"number": np.arange(self.length)}
 
 
 class Tripled(EveryMethod):
     """A forker's first edit."""
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index):
         return {"number": torch.tensor(3 * index)}
 
 
@@ -44,7 +44,7 @@ class Wrapper(Numbers):
 
     __getitem__ = Tripled.__getitem__
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name):
         return getattr(EveryMethod(LENGTH), name)
 
 
@@ -53,7 +53,7 @@ class OnTheInstance(Numbers):
 
     __getitem__ = Tripled.__getitem__
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length):
         super().__init__(length)
         written = EveryMethod(length)
         self.sample_spec = written.sample_spec
@@ -64,13 +64,13 @@ class OnTheInstance(Numbers):
 class WrittenAnew(Tripled):
     """Brings the faster methods up to date with what it inherits."""
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index):
         raise AssertionError("read_batch and arrays are there")
 
-    def read_batch(self, indices, out, random) -> None:
+    def read_batch(self, indices, out, random):
         out["number"].copy_(torch.from_numpy(7 * indices))
 
-    def arrays(self) -> dict:
+    def arrays(self):
         return {"number": 7 * np.arange(self.length)}
 
 
@@ -94,14 +94,14 @@ def test_a_sample_spec_that_is_no_spec_is_refused_with_what_it_returned(spec):
 
 
 class Replaced(WrittenAnew):
-    def read_batch(self, indices, out, random) -> None:
+    def read_batch(self, indices, out, random):
         out["number"] = torch.from_numpy(indices)
 
 
 class Half(WrittenAnew):
     """Forgets the second half of its rows."""
 
-    def read_batch(self, indices, out, random) -> None:
+    def read_batch(self, indices, out, random):
         out["number"][: len(indices) // 2] = 0
 
 
@@ -119,7 +119,7 @@ def test_read_batch_that_replaces_a_tensor_is_named_and_rows_that_it_forgets_are
 
 @pytest.mark.parametrize("where", [Noisy, Written, "collate_fn"])
 def test_stop_iteration_is_the_error_of_its_batch_and_never_the_end_of_the_epoch(where, reader):
-    def stops_at_4(samples: list) -> dict:
+    def stops_at_4(samples):
         return next(iter(())) if samples[0] == 4 else {"index": torch.tensor(samples)}
 
     if where == "collate_fn":
@@ -139,10 +139,10 @@ def test_stop_iteration_is_the_error_of_its_batch_and_never_the_end_of_the_epoch
 class Together:
     """Samples that can be had several at a time only, with a draw."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return LENGTH
 
-    def __getitems__(self, indices) -> list:
+    def __getitems__(self, indices):
         return [[index, torch.rand(()).item()] for index in indices]
 
 
@@ -160,7 +160,7 @@ def test_getitems_alone_is_enough(seed, reader):
 class Uneven(Numbers):
     """Sample 6 is longer than the others, and sample 5 cannot be read."""
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index):
         if index == 5:
             raise KeyError(index)
         return {"number": torch.zeros(3, 4 + (index == 6)), "text": "a"}

@@ -1,7 +1,7 @@
 """A loader that runs for weeks: memory stays flat and nothing is left over, also where an evaluation loader is forked
 in each epoch. The short form runs always, the long one is slow.
 
-`python tests/loaders/test_endurance.py preloader 12 36` prints the figures.
+`python tests/loaders/test_endurance.py preloader 12 22` prints the figures.
 """
 
 import gc
@@ -21,30 +21,30 @@ from loaders import Preloader, WorkerLoader
 SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def loader_over(dataset: type[Images], **settings) -> WorkerLoader:
+def loader_over(dataset, **settings):
     settings = {"num_workers": 2, "seed": 0, "persistent_workers": True, "shuffle": True, **settings}
-    return WorkerLoader(dataset(100, size=128), 20, **settings)
+    return WorkerLoader(dataset(100, size=200), 20, **settings)
 
 
-def own_memory(pid: int) -> int:
+def own_memory(pid):
     """Its share of memory in bytes, without that of files: libraries, which others on this machine use as well."""
     lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     kilobytes = {name: int(value) for name, value, _ in lines}
     return 1024 * (kilobytes["Pss_Anon:"] + kilobytes["Pss_Shmem:"])
 
 
-def family() -> list[psutil.Process]:
+def family():
     """This process and its workers; not all children: another test's program may be ending."""
     return [psutil.Process(), *(psutil.Process(child.pid) for child in multiprocessing.active_children())]
 
 
-def memory() -> int:
+def memory():
     """What this process and its workers hold in bytes."""
     gc.collect()
     return sum(own_memory(process.pid) for process in family())
 
 
-def counts() -> dict[str, int]:
+def counts():
     """What else this process and its workers hold."""
     processes = family()
     return {
@@ -63,14 +63,14 @@ WAYS = {
 }
 
 
-def figures(way: str, early: int, late: int) -> dict[str, dict]:
+def figures(way, early, late):
     """What is held after `early` epochs, after `late` epochs, and after the loader was closed.
 
     `memory` is a list: what was held after each of the last 5 epochs. It moves by a few batches from epoch to epoch.
     """
     with WAYS[way]() as loader:
 
-        def epoch() -> None:
+        def epoch():
             for number, batch in enumerate(loader):
                 batch["image"].sum()  # pages that were never touched here would not count as this process's
                 if number == 2:  # an evaluation loader is forked while a batch is held
@@ -79,7 +79,7 @@ def figures(way: str, early: int, late: int) -> dict[str, dict]:
                             pass
             del batch
 
-        def after(epochs: int) -> dict:
+        def after(epochs):
             for _ in range(epochs - 5):
                 epoch()
             memories = []
@@ -96,7 +96,7 @@ def figures(way: str, early: int, late: int) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize(
-    ("way", "early", "late"), [("preloader", 12, 36), *(pytest.param(way, 50, 1000, marks=SLOW) for way in WAYS)]
+    ("way", "early", "late"), [("preloader", 12, 22), *(pytest.param(way, 50, 1000, marks=SLOW) for way in WAYS)]
 )
 def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_beginning(python, way, early, late):
     # A program of its own: workers copy the heap that they inherit little by little, and pytest's is large.
@@ -105,7 +105,7 @@ def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_begi
     before = measured["before"]
     after = measured["after"]
     assert measured["left"] == {"deaths": 0, "children": 0}
-    # Half of what one batch (of 1 MB) in each epoch would come to in the short form.
+    # Half of what one batch (of 2.4 MB) in each epoch would come to in the short form.
     assert min(after["memory"]) < max(before["memory"]) + 12e6
     for figure in ("descriptors", "mappings"):
         assert after[figure] <= before[figure] + 24

@@ -3,7 +3,6 @@
 import random
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +18,10 @@ COUNT = 128
 class Draws:
     """A transform with a generator of its own."""
 
-    def __init__(self, make: Any) -> None:
+    def __init__(self, make):
         self.generator = make()
 
-    def __call__(self, value: float) -> float:
+    def __call__(self, value):
         draw = getattr(self.generator, "random", None) or (lambda: torch.rand((), generator=self.generator))
         return value + float(draw())
 
@@ -30,23 +29,23 @@ class Draws:
 class Library:
     """A transform that is seeded by a method, and whose generator is out of reach."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.set_random_seed(0)
 
-    def set_random_seed(self, seed: int) -> None:
+    def set_random_seed(self, seed):
         generator = random.Random(seed)
         self.draw = lambda: generator.random()
 
-    def __call__(self, value: float) -> float:
+    def __call__(self, value):
         return value + self.draw()
 
 
 class Late:
     """A transform that makes its generator when it is first called."""
 
-    generator: Any = None
+    generator = None
 
-    def __call__(self, value: float) -> float:
+    def __call__(self, value):
         self.generator = self.generator or np.random.default_rng(0)
         return value + self.generator.random()
 
@@ -62,28 +61,28 @@ TRANSFORMS = {
 
 
 class Numbers(torch.utils.data.Dataset):
-    def __init__(self, *transforms: Any) -> None:
+    def __init__(self, *transforms):
         self.steps = {"transforms": [*transforms]}
 
-    def __len__(self) -> int:
+    def __len__(self):
         return COUNT
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         return torch.tensor([step(0.0) for step in self.steps["transforms"]], dtype=torch.float64)
 
 
 class NumberStream(IterableDataset):
-    def __init__(self, transform: Any) -> None:
+    def __init__(self, transform):
         self.transform = transform
         self.own = np.random.default_rng(0)
 
-    def __iter__(self) -> Any:
-        stream: Any = get_worker_info()
+    def __iter__(self):
+        stream = get_worker_info()
         for _ in range(stream.id, COUNT, stream.num_workers):
             yield torch.tensor([self.transform(0.0), self.own.random()], dtype=torch.float64)
 
 
-def draws(dataset: Any, workers: int, epochs: int = 1, **options: Any) -> torch.Tensor:
+def draws(dataset, workers, epochs=1, **options):
     with WorkerLoader(dataset, 16, num_workers=workers, **{"seed": 3, **options}) as loader:
         return torch.cat([batch for _ in range(epochs) for batch in loader])
 
@@ -123,13 +122,11 @@ def test_a_streams_transforms_are_seeded_and_its_own_generator_goes_on():
 
 def test_generators_are_found_in_attributes_lists_and_arguments_and_global_ones_are_not_counted():
     ours = np.random.default_rng()
-    owner: Any = SimpleNamespace(
-        list=[ours, ours], dict={"a": random.Random()}, partial=partial(print, torch.Generator())
-    )
+    owner = SimpleNamespace(list=[ours, ours], dict={"a": random.Random()}, partial=partial(print, torch.Generator()))
     owner.itself = owner
     owner.method = Draws(random.Random).__call__
     assert len(list(generators_in(owner))) == 4
-    shared: Any = [torch.default_generator, random._inst, np.random.mtrand._rand]
+    shared = [torch.default_generator, random._inst, np.random.mtrand._rand]
     assert not list(generators_in(SimpleNamespace(shared=shared, data=[ours] * 1000)))
 
 

@@ -1,7 +1,7 @@
 """Ctrl-C or a raising signal handler inside iter(), next() or close(): no batch is lost, and none is wrong.
 
 strikes.py raises at chosen moments; they are spread over all of them, the same in each run. Real signals, which also
-wake a waiting next(), come at the end.
+wake a waiting next(), come at the end. A preloader's transform works in place.
 """
 
 import multiprocessing
@@ -10,7 +10,6 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 
@@ -19,14 +18,15 @@ from every_loader import make
 from example_datasets import Numbers, contents, rows
 from strikes import Interrupted, moments_of, struck
 
-from loaders import WorkerLoader
+from loaders import Preloader, WorkerLoader
 
 BATCHES = 12
 KINDS = (Interrupted, KeyboardInterrupt, TimeoutError, OSError, EOFError)  # an alarm's TimeoutError is an Exception
 MANY = pytest.mark.parametrize("count", [5, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-LOADERS = ["inline", "processes", "threads", "streams", "resident", "preloader", "preloader_at_depth_0", "unseeded"]
-LOADERS += [pytest.param(name, marks=pytest.mark.slow) for name in ("independent", "unseeded persistent")]
-LOADERS += [pytest.param("preloader_over_streams", marks=pytest.mark.slow)]
+SLOW = ("independent", "unseeded persistent", "preloader_over_streams", "a thread over inline")
+PRELOADERS = {"a thread": (1, 2), "a thread over inline": (0, 1), "no thread": (1, 0), "no thread over inline": (0, 0)}
+LOADERS = ["inline", "processes", "threads", "streams", "resident", *PRELOADERS, "unseeded", *SLOW[:3]]
+LOADERS = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in LOADERS]
 # An interrupt that comes inside a finaliser is printed by Python, and goes no further.
 pytestmark = [
     pytest.mark.timeout(60),  # a lost batch may be waited for for ever
@@ -34,24 +34,33 @@ pytestmark = [
 ]
 
 
-def loader_of(name: str):
+def doubled(batch, random):
+    """In place: done twice, it would give other numbers."""
+    return batch.mul_(2).add_(int(1000 * random.uniform(1)[0]))
+
+
+def loader_of(name):
+    if name in PRELOADERS:
+        num_workers, depth = PRELOADERS[name]
+        inner = make("inline", Numbers(4 * BATCHES), num_workers=num_workers)
+        return Preloader(inner, "cpu", depth, doubled)
     if "unseeded" in name:
         return WorkerLoader(Numbers(4 * BATCHES), 4, num_workers=2, persistent_workers="persistent" in name)
     return make(name, Numbers(4 * BATCHES), shuffle=True)
 
 
-def epochs_of(name: str, count: int) -> list[list]:
+def epochs_of(name, count):
     """What undisturbed epochs bring."""
     with loader_of(name) as calm:
         return [contents(calm) for _ in range(count)]
 
 
-def name_epoch(loader, epoch: int) -> None:
+def name_epoch(loader, epoch):
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
 
 
-def strikes(most: int, count: int, seed: str) -> Iterator[tuple[int, int, type[BaseException]]]:
+def strikes(most, count, seed):
     """Which batch's next() is struck, at which moment, and by what."""
     draw = random.Random(seed)
     for number in range(count):
@@ -78,7 +87,7 @@ def test_after_an_interrupt_inside_next_no_batch_is_lost(name, count):
                 assert contents(loader) == expected[epoch + 1]
 
 
-def go_on(iterator: Iterator, place: int, moment: int, kind: type[BaseException]) -> Iterator:
+def go_on(iterator, place, moment, kind):
     """The batches of an epoch whose next() is struck once; those after it are taken by who asks for them."""
     seen = [next(iterator) for _ in range(place)]
     try:
@@ -98,7 +107,7 @@ def test_after_an_interrupt_inside_iter_or_close_the_next_epoch_is_whole(name, c
     with loader_of(name) as loader:
         name_epoch(loader, 1)
         most = moments_of(lambda: iter(loader))  # starts the workers
-    last = [(0, most - before, Interrupted) for before in range(6) for _ in range(2)]
+    last = [(0, most - before, Interrupted) for before in range(6)]
     for number, (_, moment, kind) in enumerate([*strikes(most, count, name), *last]):
         with loader_of(name) as loader:
             name_epoch(loader, 1)
@@ -138,12 +147,12 @@ def test_with_in_order_false_an_interrupt_ends_the_epoch_or_changes_nothing_and_
 class Signalling(Numbers):
     """Its program gets a signal again and again, at least five times, while next() waits for a sample."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length):
         super().__init__(length)
         self.program = os.getpid()
         self.received = multiprocessing.RawValue("i")
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         first = self.received.value
         while self.received.value < first + 5:
             os.kill(self.program, signal.SIGUSR1)
@@ -156,7 +165,7 @@ def test_what_interrupts_only_the_waiting_leaves_the_workers_to_it_however_often
     dataset = Signalling(12)
     seen = []
 
-    def strike(*_: object) -> None:
+    def strike(*_):
         dataset.received.value += 1
         frame = sys._getframe(1)
         if frame.f_code.co_name == "wait":
@@ -174,41 +183,3 @@ def test_what_interrupts_only_the_waiting_leaves_the_workers_to_it_however_often
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert sorted(seen) == list(range(12))
-
-
-class Waiting(Numbers):
-    """Its worker sends the program a signal while next() waits for sample 6, which comes afterwards."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.program = os.getpid()
-
-    def __getitem__(self, index: int) -> int:
-        if index == 6 and os.getpid() != self.program:
-            os.kill(self.program, signal.SIGUSR1)
-            threading.Event().wait(0.05)
-        return index
-
-
-@pytest.mark.parametrize("kind", KINDS[:3])
-@pytest.mark.parametrize("seed", [None, 0])
-def test_a_real_signal_that_wakes_a_waiting_next_loses_no_batch(kind, seed):
-    def strike(*_: object) -> None:
-        raise kind
-
-    before = signal.signal(signal.SIGUSR1, strike)
-    seen = []
-    struck_by = []
-    try:
-        with WorkerLoader(Waiting(16), 2, num_workers=1, prefetch_factor=1, seed=seed) as loader:
-            iterator = iter(loader)
-            while len(seen) < 8:
-                try:
-                    seen.append(next(iterator))
-                except kind as error:
-                    if not struck_by:  # the batch may be read again, and so the signal come again
-                        struck_by.append(error)
-                        signal.signal(signal.SIGUSR1, lambda *_: None)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert contents(seen) == [[at, at + 1] for at in range(0, 16, 2)] and struck_by

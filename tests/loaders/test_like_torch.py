@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from like_torch import DTYPES, ERRORS, GAPPED, LEAVES, SAMPLERS, STRUCTURES, Program, describe, run
@@ -22,7 +21,7 @@ from loaders import WorkerLoader
 
 GUIDE = (Path(__file__).parents[2] / "loaders" / "README.md").read_text()
 
-AXES: dict[str, Any] = {
+AXES = {
     "dtype": DTYPES,
     "structure": tuple(STRUCTURES),
     "dataset": ("fresh", "failing", "scratch"),
@@ -43,7 +42,7 @@ NOT_SENT_RIGHT = {"conjugate", "channels_last"}
 HANG_SECONDS = 5  # torch's loader waits for ever for a batch that its worker could not send
 
 
-def drawn(number: int) -> Program:
+def drawn(number):
     """Returns a random program that can be run and compared."""
     draw = random.Random(number)
     program = Program(**{axis: draw.choice(values) for axis, values in AXES.items()})
@@ -66,7 +65,7 @@ def drawn(number: int) -> Program:
     return program
 
 
-def row_of(program: Program) -> str:
+def row_of(program):
     """Returns the row of the table because of which the program cannot be compared, or ""."""
     sends_samples = program.collation == "as is" or program.batch_size is None
     if program.dataset == "failing" and isinstance(ERRORS[program.error], StopIteration):
@@ -79,7 +78,7 @@ def row_of(program: Program) -> str:
     return ""
 
 
-def oracle(program: Program, counts: Counter[str]) -> list[Any]:
+def oracle(program, counts):
     """Returns what the program has to see: what it sees with torch's workers, or if they fail with none."""
     alone = Program(**vars(program) | {"num_workers": 0})
     if program.seed is not None:
@@ -101,7 +100,7 @@ def oracle(program: Program, counts: Counter[str]) -> list[Any]:
     return [... if item[0] == "drawn" else item for item in expected]
 
 
-def difference(expected: Any, seen: Any, counts: Counter[str]) -> Any:
+def difference(expected, seen, counts):
     """Returns the first values that differ, or None."""
     if expected in (seen, ..., [...]):
         return None
@@ -117,7 +116,7 @@ def difference(expected: Any, seen: Any, counts: Counter[str]) -> Any:
     return expected, seen
 
 
-def check(first: int, count: int) -> tuple[list[str], Counter[str]]:
+def check(first, count):
     """Runs programs; returns what differs, and how many programs or values each row of the table excused."""
     differences = list[str]()
     counts = Counter[str]()
@@ -141,10 +140,11 @@ def test_every_leaf_arrives_with_its_values_type_and_layout():
     assert arrived == describe(sample)
 
 
-@pytest.mark.parametrize("part", range(4))
+# These have each value of each axis, and most pairs of values. Torch's workers hang for 20 seconds in some others.
+@pytest.mark.parametrize("first", [657, 866, 2540])
 @pytest.mark.filterwarnings("ignore")
-def test_programs_see_what_torchs_class_shows(part):
-    differences, counts = check(8 + 10 * part, 10)  # in number 7 torch's workers hang for 20 seconds
+def test_programs_see_what_torchs_class_shows(first):
+    differences, counts = check(first, 8)
     assert differences == []
     assert all(f"| {row} |" in GUIDE for row in counts)
 

@@ -18,15 +18,15 @@ SHARED = re.compile(r"^(/memfd:|/dev/shm/|.*\(deleted\)$)")
 SEEDS = pytest.mark.parametrize("seed", [0, None])
 
 
-def is_whole(batch: torch.Tensor, number: int, dataset: Sized) -> bool:
+def is_whole(batch, number, dataset):
     return batch.shape == (1, dataset.sizes[number]) and bool((batch == number % 251).all())
 
 
-def family() -> list[int]:
+def family():
     return [os.getpid(), *(process.pid for process in multiprocessing.active_children())]
 
 
-def shared(pid: int) -> dict[tuple[int, int], int]:
+def shared(pid):
     """The bytes allocated to each nameless file that a process has open: by (device, inode)."""
     allocated = {}
     for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -39,10 +39,10 @@ def shared(pid: int) -> dict[tuple[int, int], int]:
     return allocated
 
 
-def held() -> int:
+def held():
     """The bytes of shared memory that this process and its workers keep from the system."""
     gc.collect()
-    files: dict[tuple[int, int], int] = {}
+    files = {}
     for pid in family():
         files |= shared(pid)
     return sum(files.values())
@@ -78,7 +78,7 @@ def test_the_pages_of_rare_large_batches_are_given_back(seed):
 
 @SEEDS
 def test_breaking_off_an_epoch_leaves_no_descriptor_open(seed):
-    def use() -> None:
+    def use():
         for _ in WorkerLoader(Sized([1000] * 64), 4, num_workers=2, seed=seed):
             break
         gc.collect()
@@ -90,7 +90,7 @@ def test_breaking_off_an_epoch_leaves_no_descriptor_open(seed):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def mappings(pid: int) -> int:
+def mappings(pid):
     return Path(f"/proc/{pid}/maps").read_text().count("memfd:loader")
 
 
@@ -178,15 +178,15 @@ with WorkerLoader(Numbers(4000), 4, num_workers=2, prefetch_factor=128, seed=0, 
     for number, batch in enumerate(loader):
         seen += batch.tolist()
         if number in (0, 50, 500):
-            threading.Event().wait(0.3)  # meanwhile all that may be loaded ahead is
+            threading.Event().wait(0.1)  # meanwhile all that may be loaded ahead is
     assert seen == list(range(4000))
     assert loader.stats()["workers"]["deaths"] == 0
 """,
-    "descriptors_for_three_loaders_of_many_workers": """
-limit("NOFILE", 256)  # with four times as many workers each, 1,024
-loaders = [WorkerLoader(Numbers(500), 4, num_workers=8, prefetch_factor=4, seed=0, persistent_workers=True)]
-loaders += [WorkerLoader(Numbers(100), 4, num_workers=4, prefetch_factor=4, seed=0, persistent_workers=True)]
-loaders += [WorkerLoader(Numbers(100), 4, num_workers=4, prefetch_factor=4)]
+    "descriptors_for_three_loaders": """
+limit("NOFILE", 64)  # with sixteen times as many workers each, 1,024
+loaders = [WorkerLoader(Numbers(200), 4, num_workers=2, prefetch_factor=16, seed=0, persistent_workers=True)]
+loaders += [WorkerLoader(Numbers(100), 4, num_workers=2, prefetch_factor=16, seed=0, persistent_workers=True)]
+loaders += [WorkerLoader(Numbers(100), 4, num_workers=2, prefetch_factor=16)]
 for batches in zip(*loaders):
     pass
 for loader in loaders:

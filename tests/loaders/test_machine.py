@@ -1,7 +1,6 @@
 """What a process may use of its machine, read from files laid out as the kernel does."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ def machine(tmp_path, monkeypatch):
     """Lays out files; no torchrun started this process."""
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
-    def lay_out(**files: str) -> Path:
+    def lay_out(**files):
         for path, content in files.items():
             file = tmp_path / path
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -41,9 +41,9 @@ class Restarting(BatchSampler):
 
 @pytest.mark.parametrize("seed", [None, 0])
 def test_an_iterator_of_a_batch_sampler_is_not_iterated_again(seed):
-    batches = Restarting(range(400), 1, False)
-    with WorkerLoader(Numbers(400), batch_sampler=batches, num_workers=1, seed=seed) as loader:
-        assert rows(loader) == list(range(400))
+    batches = Restarting(range(100), 1, False)
+    with WorkerLoader(Numbers(100), batch_sampler=batches, num_workers=1, seed=seed) as loader:
+        assert rows(loader) == list(range(100))
 
 
 WAYS = {
@@ -68,7 +68,7 @@ class Named(Numbers):
 
     __getitem__ = None
 
-    def __getitems__(self, indices) -> list[str]:
+    def __getitems__(self, indices):
         return [f"{type(indices).__name__} {sorted(indices)}"]
 
 
@@ -138,7 +138,7 @@ def test_a_sampler_that_raises_when_it_is_iterated_is_an_error_of_the_epoch(seed
                 next(iter(loader))
 
 
-def alarmed(at: int) -> Made:
+def alarmed(at):
     """Draws more than a block; an alarm comes before item `at`, the first time."""
     alarms = [at]
 

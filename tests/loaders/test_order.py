@@ -18,11 +18,11 @@ from loaders.order import Order, permute
 from loaders.randomness import fold
 
 
-def image(length: int, *key: int) -> list[int]:
+def image(length, *key):
     return permute(np.arange(length), length, fold(*key)).tolist()
 
 
-def batches(order: Order, epoch: int = 0) -> list[list[int]]:
+def batches(order, epoch=0):
     return [order.indices(epoch, order.positions(number)).tolist() for number in range(len(order))]
 
 
@@ -70,7 +70,7 @@ def test_a_seed_is_an_integer_of_64_bits_or_is_refused_with_its_value(seed):
 SIZES = {"length": st.integers(0, 40), "batch_size": st.integers(1, 4), "world_size": st.integers(1, 5)}
 
 
-def shares(length: int, batch_size: int, world_size: int, shuffle: bool = False, **settings) -> list[list[list[int]]]:
+def shares(length, batch_size, world_size, shuffle=False, **settings):
     orders = [
         Order(length, batch_size, shuffle, 0, rank=r, world_size=world_size, **settings) for r in range(world_size)
     ]
@@ -126,7 +126,7 @@ def test_a_rank_starts_and_resumes_anywhere_in_a_billion_samples_at_the_cost_of_
         inner = WorkerLoader(Numbers(LENGTH), 3, num_workers=2 if kind == "preloader" else 0, **settings)
         return Preloader(inner, "cpu", 2) if kind == "preloader" else inner
 
-    def expected(epoch: int, first: int) -> list[list[int]]:
+    def expected(epoch, first):
         order = Order(LENGTH, 3, True, 9, rank=517, world_size=1024)
         return [order.indices(epoch, order.positions(number)).tolist() for number in (first, first + 1)]
 
@@ -172,10 +172,10 @@ def test_rollover_cuts_the_endless_concatenation_of_the_epochs_into_full_batches
     size = batch_size * world_size
     epochs = 5
 
-    def samplers() -> list[RolloverBatches]:
+    def samplers():
         return [RolloverBatches(length, batch_size, seed, rank, world_size) for rank in range(world_size)]
 
-    def epoch_of(sampler: RolloverBatches, epoch: int) -> list[list[int]]:
+    def epoch_of(sampler, epoch):
         sampler.set_epoch(epoch)
         batches = list(sampler)
         assert len(sampler) == len(batches)
@@ -195,7 +195,7 @@ def test_rollover_cuts_the_endless_concatenation_of_the_epochs_into_full_batches
 
 
 def test_any_loader_takes_rollover_batches_and_resumes_in_them():
-    def loader() -> WorkerLoader:
+    def loader():
         return WorkerLoader(Numbers(10), batch_sampler=RolloverBatches(10, 4, 3), num_workers=1, seed=0)
 
     with loader() as whole, loader() as resumed:

@@ -27,10 +27,10 @@ def test_an_index_outside_of_the_dataset_is_a_sentence(kind, index, reader):
 class Modulo:
     """Takes indices that its length does not have."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 5
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         if index == 12:
             raise KeyError("mine")
         return index % 5
@@ -46,7 +46,7 @@ def test_a_dataset_that_takes_other_indices_is_asked_for_them(reader):
             next(batches)
 
 
-def test_without_a_seed_the_error_is_torchs():
+def test_without_a_seed_the_error_is_torchs(torch_looks_often):
     said = []
     for make in (WorkerLoader, DataLoader):
         with pytest.raises(IndexError) as error:

@@ -3,7 +3,6 @@
 import multiprocessing
 import signal
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ class Unreadable:
 @SEEDS
 @pytest.mark.parametrize("over", [lambda loader: loader, lambda loader: Preloader(loader, "cpu", 2)])
 def test_what_cannot_travel_is_one_error_in_its_place(seed, over):
-    def collate(samples: list) -> Any:
+    def collate(samples):
         if 0 in samples:
             raise Unpicklable("sample 0 is bad")
         odd = {4: Unreadable(), 8: lambda: 0}
@@ -52,12 +51,12 @@ def test_what_cannot_travel_is_one_error_in_its_place(seed, over):
 class Sharded(WorkerLoader):
     """A subclass with attributes of its own before and after ours."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
+    def __init__(self, *args, **settings):
         self.name = "mine"
         super().__init__(*args, **settings)
         self.tuner = self.plan = self.order = 5
 
-    def collate(self) -> int:
+    def collate(self):
         return -100
 
 
@@ -73,7 +72,7 @@ def test_a_subclass_keeps_its_own_names_and_a_seed_needs_a_seeded_base(workers):
 class Context(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
     """Its Process takes torch's arguments only."""
 
-    def Process(self, target: Any, args: tuple) -> Any:
+    def Process(self, target, args):
         return multiprocessing.get_context("fork").Process(target=target, args=args)
 
 
@@ -89,7 +88,7 @@ def test_a_contexts_process_may_take_torchs_arguments_only(seed):
 class Limited(Numbers):
     """A sample that takes too long is replaced."""
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         try:
             threading.Event().wait(30)
@@ -115,7 +114,7 @@ class Alarming:
         return rebuilt, ()
 
 
-def rebuilt() -> str:
+def rebuilt():
     if Alarming.is_due:
         Alarming.is_due = False
         signal.raise_signal(signal.SIGALRM)
@@ -137,10 +136,10 @@ class Opened(Numbers):
 
     place = None
 
-    def open(self, worker: int) -> None:
+    def open(self, worker):
         self.place = 100
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         assert self.place is not None
         return self.place + index
 

@@ -58,7 +58,7 @@ def test_a_generator_is_a_function_of_the_key_and_the_draw(device):
 class Draws(Numbers):
     """Sample i is a draw from each global generator, and the number of threads that torch computes with."""
 
-    def __getitem__(self, index: int) -> list:
+    def __getitem__(self, index):
         if index == 3:
             raise ValueError("bad")
         return [random.random(), np.random.random(), torch.rand(()).item(), torch.get_num_threads()]

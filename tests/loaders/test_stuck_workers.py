@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,14 @@ from loaders import WorkerLoader
 SEEDS = pytest.mark.parametrize("seed", [0, None])
 
 
-def wait_until(condition: Callable[[], bool], bound: float) -> None:
+def wait_until(condition, bound):
     until = time.monotonic() + bound
     while not condition():
         assert time.monotonic() < until, "what should happen did not"
         threading.Event().wait(0.01)
 
 
-def is_waiting(pid: int) -> bool:
+def is_waiting(pid):
     """Whether the process sleeps, as one does that reads from or writes to a pipe."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
@@ -31,16 +30,16 @@ def is_waiting(pid: int) -> bool:
 class Texts(Numbers):
     """Each sample is a megabyte of text."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length):
         super().__init__(length)
         self.read = multiprocessing.RawValue("q", 0)
 
-    def __getitem__(self, index: int) -> str:
+    def __getitem__(self, index):
         self.read.value += 1
         return f"{index:08}" * (1 << 17)
 
 
-def stopped(loader: WorkerLoader, bound: float) -> tuple:
+def stopped(loader, bound):
     """The rest of an epoch, its first batch, and its worker, stopped when it has nothing to do."""
     iterator = iter(loader)
     first = next(iterator)

@@ -11,18 +11,18 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def timer(clock) -> StepTimer:
+def timer(clock):
     """Counts every step."""
     return StepTimer(CPU, warmup_steps=0)
 
 
-def loader(clock, *waits: float):
+def loader(clock, *waits):
     for wait in waits:
         clock.now += wait
         yield torch.zeros(8, 3)
 
 
-def run(timer: StepTimer, clock, *waits: float, step: float = 3.0) -> None:
+def run(timer, clock, *waits, step=3.0):
     for _ in timer.batches(loader(clock, *waits)):
         clock.now += step
 
@@ -91,7 +91,7 @@ def test_the_summary_has_the_runs_rate_its_first_batch_and_its_percentiles(clock
 
 
 def test_a_batch_is_not_kept_alive_while_the_next_one_is_made():
-    alive: list[weakref.ref] = []
+    alive = []
     kept = []
 
     def watched():

@@ -11,7 +11,7 @@ from loaders.baselines import CachedLoader, TorchStream
 
 @pytest.fixture
 def make(closed_later):
-    def make(dataset, batch_size: int = 2, **settings) -> TorchLoader:
+    def make(dataset, batch_size=2, **settings):
         return closed_later(TorchLoader(dataset, batch_size, **{"seed": 0, **settings}))
 
     return make
@@ -52,10 +52,10 @@ def test_pinned_batches_are_page_locked(make):
 
 @pytest.mark.parametrize("length", [50, 7])
 def test_the_first_full_batches_come_again_and_again_and_the_dataset_is_read_for_them_only(length, closed_later):
-    reads: list[int] = []
+    reads = []
 
     class Counted(Numbers):
-        def __getitem__(self, index: int) -> int:
+        def __getitem__(self, index):
             reads.append(index)
             return index
 

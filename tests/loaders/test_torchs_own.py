@@ -25,7 +25,7 @@ EXPLAINED = {
 }
 
 
-def outcomes(folder: Path, header: str, names: str = "") -> dict[str, bool]:
+def outcomes(folder, header, names=""):
     """Runs PyTorch's tests in other processes, `header` before their source. Returns by name whether they pass."""
     source = (Path(SOURCE or "") / "test" / "test_dataloader.py").read_text()
     source = source.replace("JOIN_TIMEOUT = 60.0", "JOIN_TIMEOUT = 600.0")  # for a busy machine
@@ -41,7 +41,7 @@ def outcomes(folder: Path, header: str, names: str = "") -> dict[str, bool]:
     finally:
         with suppress(ProcessLookupError):  # a failed test may leave processes behind
             os.killpg(process.pid, signal.SIGKILL)
-    passed: dict[str, bool] = {}
+    passed = {}
     for case in ElementTree.parse(folder / "report.xml").iter("testcase"):
         failures = [*case.iter("failure"), *case.iter("error")]
         passed[case.attrib["name"]] = passed.get(case.attrib["name"], True) and not failures  # several classes have it

@@ -1,7 +1,6 @@
 """A Preloader that is closed after the test, a loader that blocks, and the threads of preloaders."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,25 +12,25 @@ from loaders import Preloader
 class Blocking:
     """Its second batch does not come before `release` is set, which its own close() does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.reached = threading.Event()
         self.release = threading.Event()
         self.closed = False
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         yield torch.tensor([0])
         self.reached.set()
         assert self.release.wait(60)
         yield torch.tensor([1])
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
         self.release.set()
 
 
 @pytest.fixture
 def make(closed_later):
-    def make(loader, depth: int = 2, device: str = "cpu", transform=None) -> Preloader:
+    def make(loader, depth=2, device="cpu", transform=None):
         return closed_later(Preloader(loader, device, depth, transform))
 
     return make

@@ -33,7 +33,7 @@ UNLOCK = "        for slot in self._slots:\n            page_locks.unlock(slot._
 SCENARIOS = ("tests/loaders/preload/locks_on_simulated_gpu.py", "tests/loaders/preload/on_simulated_gpu.py")
 
 # Each mutant replaces texts: (file, before, after).
-MUTANTS: dict[str, list[tuple[str, str, str]]] = {
+MUTANTS = {
     "no host batch is held": [(COPY, HOLD, "pass")],
     "only the newest is held": [(COPY, HOLD, f"self._held.clear(), {HOLD}")],
     "held with a side stream only": [(COPY, "        if self.accelerator.has_streams:", "        if self.stream:")],
@@ -78,7 +78,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
 }
 
 
-def noticed_by(name: str) -> str:
+def noticed_by(name):
     """Returns the first test that fails, or an empty text."""
     with tempfile.TemporaryDirectory() as folder:
         for part in ("loaders", "tests"):

@@ -118,7 +118,7 @@ def test_a_resident_set_is_freed_only_when_nothing_reads_it():
 class Hidden:
     """Has tensors as attributes, which the preloader does not move."""
 
-    def __init__(self, fields) -> None:
+    def __init__(self, fields):
         vars(self).update(fields)
 
 
@@ -179,7 +179,7 @@ def test_memory_is_bounded_however_far_the_host_is_ahead(depth=2):
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_batch_whose_transform_fails_is_held_until_what_it_queued_is_done(depth):
-    kept: list[torch.Tensor] = []
+    kept = []
 
     def fails(batch, random):
         kept.append(batch["x"])

@@ -19,24 +19,24 @@ WIDTH = 3000
 class Rows:
     """Row i is full of i."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return ROWS
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index):
         return {"x": torch.full((WIDTH,), index, dtype=torch.int32), "label": index}
 
 
 class Ring:
     """A loader with page-locked memory of its own, which it rewrites as soon as nothing holds the batch in it."""
 
-    def __init__(self, wrap=dict) -> None:
+    def __init__(self, wrap=dict):
         self._wrap = wrap
         self._free = []
 
     def __iter__(self):
         return map(self._batch, range(ROWS // BATCH))
 
-    def _batch(self, number: int) -> dict:
+    def _batch(self, number):
         if not self._free:
             self._free.append(np.empty((BATCH, WIDTH), np.int32))
             sim.lock(self._free[0])
@@ -49,6 +49,10 @@ class Ring:
 
 def doubled(batch, random):
     return {"x": batch["x"] * 2, "label": batch["label"]}
+
+
+def is_doubled(batch):
+    return (batch["x"].cpu() == 2 * batch["label"].cpu()[:, None]).all()
 
 
 def workers(dataset=None, **settings):
@@ -67,7 +71,7 @@ LOADERS = {
 }
 
 
-def consumed(loader, epochs: int = 1, kept: int = 0, leave_at: int | None = None) -> list[tuple[list[int], ...]]:
+def consumed(loader, epochs=1, kept=0, leave_at=None):
     """What a consumer reads of each batch, late: it queues its work, and reads the results at the end."""
     results = []
     held = []
@@ -82,7 +86,7 @@ def consumed(loader, epochs: int = 1, kept: int = 0, leave_at: int | None = None
 
 
 @cache
-def expected(kind: str, **how) -> list:
+def expected(kind, **how):
     """The same on the CPU."""
     loader = LOADERS[kind]() if kind != "resident" else ResidentLoader(Rows(), BATCH, seed=3)
     return consumed(Preloader(loader, "cpu", 0, doubled), **how)

@@ -2,7 +2,6 @@
 
 import random
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +12,13 @@ from loaders import LoaderConfig, Preloader, WorkerLoader, build_loader
 DATASET = torch.utils.data.TensorDataset(torch.arange(48.0))
 
 
-def noisy(batch: Any, key: Any) -> Any:
+def noisy(batch, key):
     (rows,) = batch
     numbers = [torch.rand(()).item(), random.random(), float(np.random.rand()), float(key.uniform(1)[0])]
     return torch.cat([rows, torch.tensor(numbers)])
 
 
-def preloader(depth: int, finish: Any = noisy, **options: Any) -> Any:
+def preloader(depth, finish=noisy, **options):
     loader = WorkerLoader(DATASET, 8, num_workers=options.pop("workers", 0), seed=2, **options)
     return Preloader(loader, "cpu", depth=depth, finish=finish)
 
@@ -51,11 +50,11 @@ def test_its_numbers_are_a_function_of_the_batch_at_any_depth_and_after_a_resume
 def test_the_consumer_draws_as_without_it_and_it_runs_in_its_thread(depth):
     threads = set()
 
-    def finish(batch: Any, key: Any) -> Any:
+    def finish(batch, key):
         threads.add(threading.current_thread())
         return noisy(batch, key)
 
-    def drawn(finish: Any) -> list[Any]:
+    def drawn(finish):
         torch.manual_seed(1)
         random.seed(1)
         np.random.seed(1)
@@ -70,7 +69,7 @@ def test_the_consumer_draws_as_without_it_and_it_runs_in_its_thread(depth):
 def test_its_error_comes_in_the_place_of_its_batch_and_an_interrupted_call_is_repeated(depth):
     fails = [ValueError("no"), KeyboardInterrupt()]
 
-    def finish(batch: Any, key: Any) -> Any:
+    def finish(batch, key):
         made = noisy(batch, key)
         if made[0] == 16 and fails:
             raise fails.pop()
@@ -90,7 +89,7 @@ def test_its_error_comes_in_the_place_of_its_batch_and_an_interrupted_call_is_re
 
 
 def test_every_loader_takes_it():
-    options: dict[str, Any] = {"batch_size": 8, "seed": 2, "device": "cpu", "finish": noisy}
+    options = {"batch_size": 8, "seed": 2, "device": "cpu", "finish": noisy}
     batches = []
     for name in ("workers", "prefetch", "threads", "torch", "resident", "cached"):
         config = LoaderConfig(name, num_workers=1)

@@ -2,8 +2,6 @@
 
 import itertools
 import traceback
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -18,15 +16,15 @@ DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
 class Batches:
     """A loader without any of a loader's methods: each epoch is a generator's."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count):
         self.count = count
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         for number in range(self.count):
             yield torch.tensor([number])
 
 
-def outcome(iterator) -> Any:
+def outcome(iterator):
     """What next() gives: a number, or an error; None at the end of the epoch."""
     try:
         return next(iterator).item()
@@ -66,7 +64,7 @@ def test_the_stock_dataloader_is_a_loader(make, depth, num_workers, persistent):
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_set_epoch_reaches_the_sampler_within_a_stock_dataloaders_batch_sampler(make, depth):
-    def distributed() -> DistributedSampler:
+    def distributed():
         return DistributedSampler(Numbers(12), num_replicas=2, rank=0, shuffle=True, seed=3)
 
     loader = make(DataLoader(Numbers(12), batch_sampler=BatchSampler(distributed(), 3, drop_last=False)), depth)
@@ -92,13 +90,13 @@ class Foreign(Batches):
     rank = set_epoch = timeline = None
     stats = state_at = "a string"
 
-    def seed(self, number: int) -> None:
+    def seed(self, number):
         raise AssertionError
 
-    def state_dict(self, prefix: str) -> dict:
+    def state_dict(self, prefix):
         raise AssertionError
 
-    def load_state_dict(self, state: dict, prefix: str) -> None:
+    def load_state_dict(self, state, prefix):
         raise AssertionError
 
 
@@ -120,13 +118,13 @@ def test_an_object_is_moved_by_its_own_method_whatever_that_returns(make):
     class Other:
         device = "cpu"
 
-        def to(self, device) -> "Other":
+        def to(self, device):
             other = Other()
             other.device = str(device)
             return other
 
     class Itself(Other):
-        def to(self, device) -> None:
+        def to(self, device):
             self.device = str(device)
 
     (batch,) = make([[Other(), {"a": Itself()}, "text"]], 0, "meta")
@@ -136,10 +134,10 @@ def test_an_object_is_moved_by_its_own_method_whatever_that_returns(make):
 # Errors. Those of the loader: test_contract_faults.py
 
 
-def raising(error: BaseException):
+def raising(error):
     """A transform that raises at batch 1."""
 
-    def transform(batch: torch.Tensor, random) -> torch.Tensor:
+    def transform(batch, random):
         if batch[0] == 1:
             raise error
         return batch
@@ -174,7 +172,7 @@ def test_a_transforms_error_comes_in_its_place_with_its_traceback_and_the_epoch_
 def test_next_raises_base_exceptions_too_and_at_depth_0_the_host_batch_is_kept(make, depth, where):
     errors = [SystemExit("stop")]
 
-    def stop(batch: torch.Tensor, random=None) -> torch.Tensor:
+    def stop(batch, random=None):
         if batch[0] == 1 and errors:
             raise errors.pop()
         return batch
@@ -190,7 +188,7 @@ def test_next_raises_base_exceptions_too_and_at_depth_0_the_host_batch_is_kept(m
 # The transform's random numbers
 
 
-def draw(batch: torch.Tensor, random) -> torch.Tensor:
+def draw(batch, random):
     return torch.cat([batch.double(), torch.from_numpy(random.uniform(2))])
 
 
@@ -218,7 +216,7 @@ def test_over_a_loader_that_counts_no_epochs_the_preloader_does(make, depth):
 # Its state
 
 
-def seeded() -> WorkerLoader:
+def seeded():
     return WorkerLoader(Numbers(20), 2, shuffle=True, seed=5)
 
 
@@ -251,10 +249,10 @@ def test_the_state_of_another_loader_is_passed_on_as_it_is(make, depth):
                 self.first += 1
                 yield torch.tensor([self.first])
 
-        def state_dict(self) -> dict:
+        def state_dict(self):
             return {"batches": self.first}
 
-        def load_state_dict(self, state: dict) -> None:
+        def load_state_dict(self, state):
             self.first = state["batches"]
 
     loader = make(Counting(9), depth)

@@ -20,7 +20,7 @@ THREADED = pytest.mark.parametrize("depth", [1, 3])
 class Counting:
     """An endless loader that notes how far ahead of the consumer's requests it is asked, and by whom."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.requests = 0
         self.started = 0
         self.lead = []
@@ -30,7 +30,7 @@ class Counting:
     def __iter__(self):
         return self
 
-    def __next__(self) -> torch.Tensor:
+    def __next__(self):
         with self._progress:
             self.started += 1
             self.lead.append(self.started - self.requests)
@@ -38,7 +38,7 @@ class Counting:
             self._progress.notify_all()
         return torch.tensor([self.started])
 
-    def take(self, iterator, bound: float, ahead: int) -> None:
+    def take(self, iterator, bound, ahead):
         """Takes a batch, and waits until the loader has been asked for `ahead` more than were taken."""
         self.requests += 1
         next(iterator)
@@ -103,7 +103,7 @@ def test_close_frees_the_batches_that_were_prepared_and_closes_a_generator(make,
 
 
 def test_the_thread_is_not_taken_for_a_training_loops_that_has_ended_though_it_has_its_number(make):
-    def epoch() -> list:
+    def epoch():
         torch.manual_seed(0)
         return contents(loader)
 

@@ -26,46 +26,46 @@ class Pattern:
 
     bytes = (np.arange(SIZE + 251) % 251).astype(np.uint8)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return BATCHES * ROWS
 
-    def sample_spec(self) -> dict:
+    def sample_spec(self):
         return {"image": ((SIZE,), torch.uint8), "label": ((), torch.int64)}
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index):
         start = 31 * index % 251
         return {"image": torch.from_numpy(self.bytes[start : start + SIZE]), "label": index}
 
-    def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random) -> None:
+    def read_batch(self, indices, out, random):
         images = out["image"].numpy()
         for row, start in enumerate((31 * indices % 251).tolist()):
             images[row] = self.bytes[start : start + SIZE]
         out["label"].copy_(torch.from_numpy(indices))
 
 
-def images_of(labels: torch.Tensor) -> torch.Tensor:
+def images_of(labels):
     """uint8 (B, SIZE), by another way than Pattern's."""
     return ((31 * labels[:, None] + torch.arange(SIZE, device=labels.device)) % 251).to(torch.uint8)
 
 
-def inverted(batch: dict[str, torch.Tensor], random) -> dict[str, torch.Tensor]:
+def inverted(batch, random):
     """Gives the image new memory, and takes and overwrites some more on its stream."""
     torch.empty(int(1 + random.uniform(1)[0] * (1 << 22)), dtype=torch.uint8, device="cuda").fill_(255)
     return {**batch, "image": ~batch["image"]}
 
 
-def mismatches(batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+def mismatches(batch, number):
     """How many elements of an inverted batch are not as they should be: int64 (), on the device."""
     labels = torch.arange(number * ROWS, (number + 1) * ROWS, device=batch["label"].device)
     return (batch["label"] != labels).sum() + (~batch["image"] != images_of(labels)).sum()
 
 
-def make(depth: int, method: str = "multiprocessing", **settings) -> Preloader:
+def make(depth, method="multiprocessing", **settings):
     settings |= {"num_workers": 2, "worker_method": method, "persistent_workers": True}
     return Preloader(WorkerLoader(Pattern(), ROWS, seed=0, **settings), "cuda", depth, inverted)
 
 
-def count_mismatches(loader: Preloader, batches: int) -> torch.Tensor:
+def count_mismatches(loader, batches):
     """Goes through `batches` batches, epoch after epoch; the last one is broken off."""
     wrong = torch.zeros((), dtype=torch.int64, device=loader.device)
     while batches:

@@ -7,6 +7,7 @@ import random
 import resource
 import signal
 import subprocess
+import threading
 from contextlib import suppress
 
 import pytest
@@ -19,31 +20,31 @@ from loaders import MachineFull, Preloader, WorkerFailure, WorkerLoader
 class Together(Noisy):
     """The same by a whole batch's indices."""
 
-    def __getitems__(self, indices: list[int]) -> list[dict]:
+    def __getitems__(self, indices):
         return [self[index] for index in indices]
 
 
-def loader_over(dataset, num_workers: int = 2, **settings) -> WorkerLoader:
+def loader_over(dataset, num_workers=2, **settings):
     settings = {"batch_size": 4, "shuffle": True, "seed": 5, "persistent_workers": True, **settings}
     return WorkerLoader(dataset, num_workers=num_workers, **settings)
 
 
-def indices(batches) -> list[int]:
+def indices(batches):
     """Those of all samples."""
     return [index for batch in contents(batches) for index in batch["index"]]
 
 
-def epochs(loader) -> list:
+def epochs(loader):
     """The batches of three epochs."""
     return [batch for _ in range(3) for batch in contents(loader)]
 
 
-def undisturbed(kind: type, **settings) -> list:
+def undisturbed(kind, **settings):
     with loader_over(kind(48), 0, **settings) as loader:
         return epochs(loader)
 
 
-def batches_or_errors(loader) -> list:
+def batches_or_errors(loader):
     """The indices of each batch of an epoch, or the error in its place."""
     return [outcome if isinstance(outcome, str) else outcome["index"] for outcome in outcomes(loader)]
 
@@ -103,7 +104,7 @@ def test_a_sample_that_always_hangs_is_named_in_torchs_words(closes_soon):
         assert "DataLoader timed out after 0.5 seconds" in batches_or_errors(loader)[1]
 
 
-def die(worker: int) -> None:
+def die(worker):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -122,10 +123,14 @@ class Forking(Noisy):
 
     left_behind = multiprocessing.RawValue("i")
 
-    def before(self, index: int) -> None:
+    def before(self, index):
         subprocess.run(["true"], check=True)
         if index == 7:
-            self.left_behind.value = subprocess.Popen(["sleep", "60"], close_fds=False).pid
+            child = os.fork()
+            if child == 0:
+                threading.Event().wait(60)
+                os._exit(0)
+            self.left_behind.value = child
             os.kill(os.getpid(), signal.SIGKILL)
 
 

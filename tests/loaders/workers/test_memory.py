@@ -13,7 +13,7 @@ from loaders import MachineFull, WorkerLoader
 from loaders.workers.slots import SPOILT, Slots
 
 
-def loader_over(dataset, batch_size: int = 4, **settings) -> WorkerLoader:
+def loader_over(dataset, batch_size=4, **settings):
     return WorkerLoader(dataset, batch_size, num_workers=2, seed=0, persistent_workers=True, **settings)
 
 
@@ -42,7 +42,7 @@ def test_a_fork_marks_every_slot_though_another_thread_goes_on_meanwhile():
     for lease in leases:
         lease.slot.is_delivered = True
 
-    def another_thread(*_) -> None:  # is called wherever another thread could go on
+    def another_thread(*_):  # is called wherever another thread could go on
         made.append(Slots(1))
         made[0].note_use(kept.slot, 1, True)
 
@@ -58,7 +58,7 @@ def test_a_fork_marks_every_slot_though_another_thread_goes_on_meanwhile():
 
 
 def test_a_worker_that_cannot_map_its_memory_says_so():
-    def limit(worker: int) -> None:
+    def limit(worker):
         with open("/proc/self/statm") as file:
             size = int(file.read().split()[0]) * resource.getpagesize() + (1 << 28)
         resource.setrlimit(resource.RLIMIT_AS, (size, size))

@@ -19,7 +19,7 @@ METHODS = pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 
 @METHODS
 def test_a_failed_worker_init_fn_is_the_error_of_every_batch_of_that_worker(method):
-    def init_fn(worker: int) -> None:
+    def init_fn(worker):
         if worker == 1:
             raise ValueError(f"no setup for {worker}")
 
@@ -59,10 +59,10 @@ def test_whoever_asks_for_a_batch_while_another_thread_closes_the_loader_is_told
 
 
 def test_a_worker_is_set_up_as_torchs_is():
-    def setups(kind: type) -> list:
+    def setups(kind):
         told = multiprocessing.SimpleQueue()
 
-        def init_fn(worker: int) -> None:
+        def init_fn(worker):
             info = get_worker_info()
             assert (info.id, info.num_workers, info.seed) == (worker, 2, torch.initial_seed())
             told.put((worker, torch.get_num_threads(), info.seed, random.random(), np.random.random()))
@@ -82,7 +82,7 @@ def test_a_worker_is_set_up_as_torchs_is():
 
 
 def test_a_worker_without_descriptors_gets_an_error_in_words():
-    def leave_none(worker: int) -> None:
+    def leave_none(worker):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         free = os.dup(0)
         os.close(free)

@@ -12,16 +12,16 @@ from loaders import Random, WorkerLoader
 class Partly(Written):
     """Samples from 90 on are bad."""
 
-    def before(self, index: int) -> None:
+    def before(self, index):
         if index >= 90:
             raise ValueError(f"{index} is bad")
 
-    def read_batch(self, indices, out, random) -> None:
+    def read_batch(self, indices, out, random):
         assert {len(tensor) for tensor in out.values()} == {len(indices)}
         super().read_batch(indices, out, random)
 
 
-def read(dataset, *indices: int, **settings) -> dict:
+def read(dataset, *indices, **settings):
     """The batch of these samples."""
     with WorkerLoader(dataset, batch_sampler=[indices], seed=1, **settings) as loader:
         return next(loader)
@@ -48,7 +48,7 @@ def test_a_batch_without_a_good_sample_is_an_error_that_gives_three_reasons(kind
 @pytest.mark.parametrize(("indices", "on_error"), [([1, 2, 3], "raise"), ([1, 92, 3], "skip")])
 def test_fields_that_read_batch_adds_are_those_of_the_samples_that_are_left(indices, on_error, reader):
     class Named(Partly):
-        def read_batch(self, indices, out, random) -> None:
+        def read_batch(self, indices, out, random):
             super().read_batch(indices, out, random)
             out["names"] = [f"sample {index}" for index in indices]
 
@@ -59,7 +59,7 @@ def test_fields_that_read_batch_adds_are_those_of_the_samples_that_are_left(indi
 
 def test_a_collate_fn_of_ones_own_gets_what_getitem_returns_instead(reader):
     class Single(Written):
-        def read_batch(self, indices, out, random) -> None:
+        def read_batch(self, indices, out, random):
             raise AssertionError("the collate_fn would get no samples")
 
     with WorkerLoader(Single(4), 2, seed=0, collate_fn=lambda samples: samples, **reader) as loader:
@@ -69,17 +69,17 @@ def test_a_collate_fn_of_ones_own_gets_what_getitem_returns_instead(reader):
 class Foretold(Written):
     """Each row of a batch says which samples the dataset was told that it reads next."""
 
-    next_one: list[int] | None = None
+    next_one = None
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length):
         super().__init__(length)
         self.go = multiprocessing.Event()
 
-    def will_read(self, indices: np.ndarray) -> None:
+    def will_read(self, indices):
         assert indices.dtype == np.int64
         self.next_one = indices.tolist()
 
-    def read_batch(self, indices, out, random) -> None:
+    def read_batch(self, indices, out, random):
         super().read_batch(indices, out, random)
         assert self.go.wait(60)
         out["next"] = [self.next_one] * len(indices)
