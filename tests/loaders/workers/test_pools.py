@@ -39,10 +39,10 @@ def test_whoever_waits_for_a_batch_is_told_that_the_loader_was_closed(method, se
     assert dataset.begins.wait(bound)
     consumer = in_thread(next, iterator)
     closer = in_thread(loader.close)
-    dataset.go.set()
-    closer.result(bound)
     with pytest.raises(RuntimeError, match="closed"):
         consumer.result(bound)
+    dataset.go.set()
+    closer.result(bound)
 
 
 @METHODS
