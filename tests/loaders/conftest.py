@@ -114,8 +114,8 @@ def check_what_is_left(nothing_left_behind):
 # For tests of every loader
 
 
-# What these two do, a preloader and the loaders under it do in the default run.
-TWICE = ("preloader_over_streams", "preloader_over_torch")
+# What these do, a preloader and the loaders under it do in the default run.
+TWICE = ("preloader_over_streams", "preloader_over_threads", "preloader_over_torch")
 
 
 @pytest.fixture(params=[pytest.param(kind, marks=[pytest.mark.slow] if kind in TWICE else []) for kind in LOADERS])

@@ -11,7 +11,7 @@ from every_loader import BATCH_SIZE, LENGTH, LOADERS, Streamed, make, ordered, s
 from example_datasets import Noisy, Numbers, Written, contents, global_states, plain
 from torch.utils.data import DataLoader
 
-from loaders import Preloader, ResidentLoader, SeededLoader, StreamLoader, TorchLoader, WorkerLoader
+from loaders import ResidentLoader, SeededLoader, StreamLoader, TorchLoader, WorkerLoader
 
 
 def take(iterator, count):
@@ -185,35 +185,6 @@ def test_random_numbers_depend_on_nothing_but_seed_epoch_and_place(name, case, b
     assert contents(resumed) == epochs[1][2:]
     draws = [draw for epoch in epochs for batch in epoch for row in batch["noise"] for draw in row]
     assert len(set(draws)) == 2 * 3 * LENGTH
-
-
-def test_a_preloaders_transform_runs_once_a_batch_with_numbers_of_the_batchs_place(name, case, closed_later):
-    if name == "streams_inline" or "preloader" in name:
-        pytest.skip("a stream cannot be read in a thread, and one preloader over another makes no sense")
-    calls = []
-
-    def transform(batch, random):
-        calls.append((plain(batch), float(random.uniform(1)[0])))
-        return batch + 100
-
-    def preloader(depth):
-        return closed_later(Preloader(make(name), "cpu", depth, transform))
-
-    whole = preloader(0)
-    batches = case.batches(0) + case.batches(1)
-    assert contents(whole) + contents(whole) == [[row + 100 for row in batch] for batch in batches]
-    expected = list(calls)
-    calls.clear()
-    assert [batch for batch, _ in expected] == batches
-    assert len({draw for _, draw in expected}) == len(expected)
-    begun = preloader(2)
-    take(iter(begun), 2)
-    resumed = preloader(1)
-    resumed.load_state_dict(saved(begun))
-    begun.close()
-    calls.clear()
-    list(resumed)
-    assert calls == expected[2 : len(case.batches(0))]
 
 
 # What else loop code asks for

@@ -30,8 +30,9 @@ class Unreadable:
         return torch.zeros, ("not here",)
 
 
-@SEEDS
-@pytest.mark.parametrize("over", [lambda loader: loader, lambda loader: Preloader(loader, "cpu", 2)])
+@pytest.mark.parametrize(
+    ("seed", "over"), [(0, lambda loader: loader), (None, lambda loader: Preloader(loader, "cpu"))]
+)
 def test_what_cannot_travel_is_one_error_in_its_place(seed, over):
     def collate(samples):
         if 0 in samples:
@@ -99,9 +100,8 @@ class Limited(Numbers):
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-@SEEDS
-def test_a_dataset_may_limit_the_time_for_a_sample_by_the_programs_alarm(seed, alarm):
-    with WorkerLoader(Limited(4), 2, num_workers=1, seed=seed) as loader:
+def test_a_dataset_may_limit_the_time_for_a_sample_by_the_programs_alarm(alarm):
+    with WorkerLoader(Limited(4), 2, num_workers=1) as loader:
         assert contents(loader) == [[0, 1], [2, 3]]
 
 

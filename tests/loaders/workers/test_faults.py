@@ -49,7 +49,7 @@ def batches_or_errors(loader):
     return [outcome if isinstance(outcome, str) else outcome["index"] for outcome in outcomes(loader)]
 
 
-# Workers that die or hang
+# Workers that die or hang; hanging ones are replaced: test_stuck_workers.py
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,6 @@ def test_the_tasks_of_a_worker_that_died_are_retried_with_the_same_bytes(kind, h
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(messages) == times
     assert all(message.startswith("DataLoader worker (pid ") for message in messages)
-
-
-def test_a_worker_that_hangs_past_the_timeout_is_replaced():  # stopped ones: test_stuck_workers.py
-    with loader_over(failing(Noisy, "hang", (7,), times=1), timeout=1) as loader:
-        assert epochs(loader) == undisturbed(Noisy)
 
 
 def test_a_worker_that_dies_in_an_abandoned_epoch_does_not_disturb_the_next(bound):
