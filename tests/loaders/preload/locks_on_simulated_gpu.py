@@ -142,7 +142,7 @@ def test_an_error_that_the_driver_reports_after_it_has_locked_leaves_nothing_loc
         torch.sim, "cudart", lambda: SimpleNamespace(cudaHostRegister=late, cudaHostUnregister=sim._unregister)
     )
 
-    def late(*arguments: int) -> int:
+    def late(*arguments):
         register(*arguments)
         return 719  # of an earlier kernel
 

@@ -8,19 +8,19 @@ ROWS = 24
 
 
 class Numbers:
-    def __len__(self) -> int:
+    def __len__(self):
         return ROWS
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return index
 
 
-def workers(persists: bool = True) -> WorkerLoader:
+def workers(persists=True):
     settings = {"num_workers": 2, "prefetch_factor": 1, "persistent_workers": persists}
     return WorkerLoader(Numbers(), 2, shuffle=True, seed=3, **settings)
 
 
-def epoch(number: int) -> list[list[int]]:
+def epoch(number):
     loader = WorkerLoader(Numbers(), 2, shuffle=True, seed=3)
     loader.set_epoch(number)
     return [batch.tolist() for batch in loader]
