@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,23 +15,30 @@ import train as script  # registers the schema of the config
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 EXTENSIONS = "tests.training.extensions"
-# 16 steps in two epochs. torch's loader, which starts no process.
-SMALL = (
-    *("data=synthetic", "data.length=256", "data.test_length=64", "data.image_size=8", "train.batch_size=32"),
-    *("train.epochs=2", "train.log_interval=3", "loader=torch", "loader.num_workers=0"),
-    "callbacks/standard=[best,ema]",
+
+
+def separate(*texts: str) -> list[str]:
+    """The overrides of texts that have one or several each, as a command line has them."""
+    return [override for text in texts if text for override in re.split(r" (?=[\w.+~@/]+=)", text)]
+
+
+# 16 steps in two epochs. torch's loader, which starts no process, and a network without batch norm, which would make
+# results depend on the parts of a batch.
+SMALL = separate(
+    "data=synthetic data.length=256 data.test_length=64 data.image_size=8 train.batch_size=32 train.epochs=2 "
+    "train.log_interval=3 loader=torch loader.num_workers=0 callbacks/standard=[best,ema] model=linear"
 )
-# Two steps in an epoch, with a network whose `size` shows which settings a run has.
-FAST = [*SMALL, "model=linear", "data.length=64", "data.test_length=16", "train.epochs=1", "train.log_interval=1"]
-LINEAR = f"model._target_={EXTENSIONS}.linear"  # batch norm would make results depend on the parts of a batch
-IMAGES = [f"data._target_={EXTENSIONS}.Images", "train.batch_size=16", "data.length=64", LINEAR]
+# Two steps in an epoch. The `size` of the network shows which settings a run has.
+FAST = [*SMALL, *separate("data.length=64 data.test_length=16 train.epochs=1 train.log_interval=1")]
+IMAGES = f"data._target_={EXTENSIONS}.Images train.batch_size=16 data.length=64 model._target_={EXTENSIONS}.linear"
 TWO_PARTS = f"model._target_={EXTENSIONS}.TwoParts"
 DARKENED = f"augment.transform={{_target_: {EXTENSIONS}.darkened, _partial_: true}}"
 STOP = f"+callbacks.stop._target_={EXTENSIONS}.Stop"
 
 
-def composed(*overrides: str) -> DictConfig:
+def composed(*texts: str) -> DictConfig:
     """The config that train.py has with these overrides. Hydra gets only choices of groups and new keys."""
+    overrides = separate(*texts)
     for_hydra = [text for text in overrides if text[0] in "+~" or (CONF / text.partition("=")[0]).is_dir()]
     values = [text for text in overrides if text not in for_hydra]
     return OmegaConf.merge(composed_by_hydra(*for_hydra), OmegaConf.from_dotlist(values))
@@ -47,9 +55,9 @@ def stop(at: int, how: str = "SIGTERM") -> list[str]:
     return [STOP, f"+callbacks.stop.at={at}", f"+callbacks.stop.how={how}"]
 
 
-def train(folder: Path, *overrides: str) -> dict[str, Any]:
+def train(folder: Path, *texts: str) -> dict[str, Any]:
     """Trains with SMALL and the overrides, and returns the summary."""
-    last_of_each_key = {text.partition("=")[0]: text for text in (*SMALL, *overrides)}
+    last_of_each_key = {text.partition("=")[0]: text for text in (*SMALL, *separate(*texts))}
     try:
         return script.run(composed(*last_of_each_key.values()), folder)
     finally:

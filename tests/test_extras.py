@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -24,21 +25,26 @@ BELOW = {  # what each part of the core may import, besides itself
 PATHS = [path for folder in (*BELOW, "extras", "examples") for path in (ROOT / folder).rglob("*.py")]
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in PATHS]
 MODULES = {"train": ROOT / "train.py", **dict(zip(NAMES, PATHS, strict=True))}
+IMPORTS = ast.Import, ast.ImportFrom
+
+
+@cache
+def import_statements(name: str) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """Those outside of functions, and all."""
+    tree = ast.parse(MODULES[name].read_text())
+    everywhere = [node for node in ast.walk(tree) if isinstance(node, IMPORTS)]
+    return [node for node in tree.body if isinstance(node, IMPORTS)], everywhere
 
 
 def imports(name: str, lazy_too: bool = True) -> Iterator[str]:
     """The repository's modules that the module `name` imports; `lazy_too`: also in functions."""
-    tree = ast.parse(MODULES[name].read_text())
     is_package = MODULES[name].name == "__init__.py"
-    for node in ast.walk(tree) if lazy_too else tree.body:
-        if isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+    for node in import_statements(name)[lazy_too]:
+        found = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
             package = name.split(".")[: len(name.split(".")) + is_package - node.level] if node.level else []
             source = ".".join([*package, *filter(None, [node.module])])
-            found = [f"{source}.{alias.name}" for alias in node.names]
-        else:
-            continue
+            found = [f"{source}.{each}" for each in found]
         for imported in found:
             while imported and imported not in MODULES:  # a name in a module
                 imported = imported.rpartition(".")[0]

@@ -24,7 +24,14 @@ task: {inputs: point}
 """,
 }
 SHORT = ["train.batch_size=16", "train.epochs=1", "loader=workers", "loader.num_workers=1"]
-QUICK = [*PYTEST, "-q", "-n", "0", "test_moons.py", "tests/test_extras.py"]  # also the fork's own
+# One program, as starting three would take seconds: a run, a sweep, and some tests, of which one is the fork's own.
+ALL = """
+import runpy, sys, pytest
+for more in (["hydra.run.dir=run"], ["-m", "seed=1", "hydra.sweep.dir=sweep"]):
+    sys.argv[1:] = ["experiment=points", "data.length=96", *%r, *more]
+    runpy.run_path("train.py", run_name="__main__")
+sys.exit(pytest.main(["-q", "-n", "0", "test_moons.py", "tests/test_extras.py"]))
+"""
 WITHOUT = ("extras", "extras/finished", "extras/report", "extras/sweep", "extras/webdataset")
 WITHOUT = [
     pytest.param(folder, marks=[pytest.mark.slow] * (folder != "extras"))
@@ -37,8 +44,7 @@ WITHOUT = [
 @pytest.mark.parametrize("without", WITHOUT)
 def test_a_fork_without_extras_trains_and_sweeps(python, tmp_path, without):
     fork = copy(tmp_path / "fork", without, FILES)
-    mine = ["train.py", "experiment=points", "data.length=96", *SHORT]
-    call(python, fork, [*mine, "hydra.run.dir=run"], [*mine, "-m", "seed=1", "hydra.sweep.dir=sweep"], QUICK)
+    call(python, fork, ["-c", ALL % SHORT])
     for run in (fork / "run", fork / "sweep" / "0"):
         assert json.loads((run / "summary.json").read_text())["verdict"]
         assert checkpoint(run)["step"] == 6 and checkpoint(run)["callbacks"]["patience"]

@@ -1,13 +1,8 @@
-"""Lightning's Trainer with our loaders where a DataLoader was: training, checkpoints and DDP.
-
-As a program it is what each of DDP's two processes runs.
-"""
+"""Lightning's Trainer with our loaders where a DataLoader was: training, checkpoints and DDP."""
 
 import json
 import os
-import subprocess
-import sys
-import warnings
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +90,9 @@ def test_a_run_resumed_from_a_checkpoint_gets_the_batches_that_were_left(kind, s
     assert resumed.trained == {1: whole.trained[1][step - 6 :], 2: whole.trained[2]}
 
 
-def in_ddp() -> None:
-    """Three runs, each of whose processes writes the samples of its batches into a file."""
+def in_ddp(rank: int, folder: Path, port: int) -> None:
+    """A process of DDP: three runs, of each of which it writes the samples of its batches into a file."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", LOCAL_RANK=str(rank))
     workers = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
     for name in ("unseeded", "seeded", "own_share"):
         module = Recorder()
@@ -107,18 +103,16 @@ def in_ddp() -> None:
         loader = WorkerLoader(Points(), BATCH_SIZE, **settings)
         with Preloader(loader, "cpu") if name == "own_share" else loader as loader:
             runner.fit(module, loader)
-        Path(f"{name}-{runner.global_rank}.json").write_text(json.dumps(list(module.trained.values())))
+        (folder / f"{name}-{rank}.json").write_text(json.dumps(list(module.trained.values())))
         runner.strategy.barrier()
 
 
-@pytest.mark.timeout(300)  # on a busy machine
 def test_two_processes_train_on_every_sample_once_an_epoch_in_another_order_each(tmp_path):
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": f"{here.parents[1]}{os.pathsep}{here}"}
-    with (tmp_path / "printed").open("w") as out:  # a pipe would stay open as long as a process that it has started
-        options = {"cwd": tmp_path, "stdout": out, "stderr": subprocess.STDOUT, "timeout": 250, "check": False}
-        done = subprocess.run([sys.executable, __file__], env=environment, **options)
-    assert done.returncode == 0, (tmp_path / "printed").read_text()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    # A fork need not import Lightning, which takes seconds. With a GPU autograd has threads, and refuses to be forked.
+    method = "spawn" if torch.cuda.is_available() else "fork"
+    torch.multiprocessing.start_processes(in_ddp, (tmp_path, port), 2, start_method=method)
 
     def epochs(name: str) -> list[tuple[list[list[int]], list[list[int]]]]:
         ranks = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(2)]
@@ -130,8 +124,3 @@ def test_two_processes_train_on_every_sample_once_an_epoch_in_another_order_each
     # ... or leaves it to the loader.
     for epoch, shares in enumerate(epochs("own_share"), start=1):  # 0 was begun to look at it
         assert list(shares) == [seeded_epoch(epoch, rank=rank, world_size=2) for rank in range(2)]
-
-
-if __name__ == "__main__":
-    warnings.filterwarnings("ignore")
-    in_ddp()

@@ -60,6 +60,7 @@ class ImageDataset:
     def test_a_row_is_the_same_in_a_batch_alone_and_as_a_sample(self, make, train):
         policies = ("trivial", "rand") if "policy" in defaults(type(make(train))) else ()
         for dataset in (make(train), *(make(train, policy=policy) for policy in policies)):
+            dataset = pickle.loads(pickle.dumps(dataset))
             indices = np.array([3, 0, 3, 1])
             positions = np.arange(4)
             batch = read_batch(dataset, indices, Random(7, 0, positions, indices))

@@ -1,5 +1,3 @@
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -160,13 +158,3 @@ def test_trivial_augment_gives_the_pixels_of_torchvisions(channels):
         used.add(which)
         assert torch.equal(Policy("trivial")(source, [(which + 0.5) / 14, (strength + 0.5) / 31, sign]), expected)
     assert used == set(range(14))
-
-
-@pytest.mark.parametrize("name", ["trivial", "rand"])
-def test_a_policy_draws_no_random_numbers_itself_and_can_be_pickled(name):
-    policy = Policy(name)
-    image = pixels(3, 40, 30)
-    before = torch.get_rng_state()
-    draws = [0.3] * policy.draws
-    assert torch.equal(pickle.loads(pickle.dumps(policy))(image, draws), policy(image, draws))
-    assert torch.equal(torch.get_rng_state(), before)

@@ -74,10 +74,9 @@ def test_all_that_torchvision_finds_is_read_in_its_order_and_what_is_left_out_is
     assert find_images(f"{folder}/") == find_images(folder)
 
 
-@pytest.mark.parametrize("size", [(500, 375), (375, 500), (20, 900), (901, 21), (1, 100), (1, 1)])
+@pytest.mark.parametrize("size", [(500, 375), (20, 900), (901, 21), (1, 100), (1, 1)])
 @pytest.mark.parametrize(
-    ("image_size", "share", "resized"),
-    [(224, None, 256), (64, None, 73), (2, None, 2), (32, 0.95, 33), (32, 1.0, 32), (96, 96 / 118, 118)],
+    ("image_size", "share", "resized"), [(2, None, 2), (32, 0.95, 33), (32, 1.0, 32), (96, 96 / 118, 118)]
 )
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_evaluation_gives_the_pixels_of_torchvisions_resize_and_center_crop(
@@ -103,21 +102,15 @@ def test_images_of_every_mode_become_rgb(one_image):
 RAMP = np.linspace(0, 1, 64 * 64).reshape(64, 64)
 WITH_NAN = np.where(RAMP < 0.001, np.nan, RAMP)
 DEEP = {  # pixels, the suffix of their file, and the values that become 0 and 255
-    "8 bits": ((RAMP * 255).astype(np.uint8), "png", (0, 255)),
     "16 bits": ((RAMP * 65535).astype(np.uint16), "png", (0, 65535)),
-    "16 bits, TIFF": ((RAMP * 65535).astype(np.uint16), "tif", (0, 65535)),
     "16 bits, high bytes first": ((RAMP * 65535).astype(">u2"), "tif", (0, 65535)),
-    "12 bits in 16": ((RAMP * 4095).astype(np.uint16), "png", (0, 65535)),
     "8 bits in 32": ((RAMP * 255).astype(np.int32), "tif", (0, 255)),
     "16 bits in 32": ((RAMP * 60000).astype(np.int32), "tif", (0, 65535)),
-    "32 bits": ((RAMP * 1e5).astype(np.int32), "tif", (0, 1e5)),
     "negative": ((RAMP * 4000 - 1000).astype(np.int32), "tif", (-1000, 3000)),
     "floats to 1": (RAMP.astype(np.float32), "tif", (0, 1)),
     "floats to 255": ((RAMP * 255).astype(np.float32), "tif", (0, 255)),
     "floats to 65535": ((RAMP * 65535).astype(np.float32), "tif", (0, 65535)),
-    "negative floats": ((RAMP * 2 - 1).astype(np.float32), "tif", (-1, 1)),
     "floats with NaN": (WITH_NAN.astype(np.float32), "tif", (0, 1)),
-    "one float": (np.full((64, 64), 0.5, np.float32), "tif", (0, 1)),
     "one large float": (np.full((64, 64), 1e6, np.float32), "tif", (1e6, 1e6 + 1)),
 }
 
@@ -165,8 +158,7 @@ def test_a_file_is_read_whatever_its_suffix_is(one_image):
         dataset[0]
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(("suffix", "large"), [("jpg", False), ("jpg", True), ("png", False)])
 def test_photographs_are_turned_upright(one_image, monkeypatch, suffix, large):
     monkeypatch.setattr(decoding, "LARGE", 0 if large else 1 << 30)
     image = smooth_image(300, 200)
@@ -209,7 +201,7 @@ def test_half_of_the_training_crops_are_mirrored_and_settings_that_are_none_take
     assert torch.equal(dataset.without_augmentation()[0]["image"], test[0]["image"])
 
 
-@pytest.mark.parametrize("size", [(500, 375), (120, 50), (40, 30), (300, 100)])
+@pytest.mark.parametrize("size", [(40, 30), (300, 100)])
 def test_training_crops_have_the_distribution_of_torchvisions(size):
     def numbers(boxes):
         """For each crop its share of the area, the logarithm of its aspect ratio, and its centre."""

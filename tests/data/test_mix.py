@@ -1,7 +1,6 @@
 """Mixtures of datasets: they read as their parts do, fit together or say why not, and train as one run."""
 
 import re
-from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -151,25 +150,25 @@ def test_parts_that_do_not_fit_together_are_refused_in_a_sentence(parts, keys, s
         mixed(True, parts, **keys)
 
 
-MIX = ["data=mix", "+data@data.parts.one=synthetic", "+data@data.parts.two=synthetic"]
-MIX += [f"data.parts.{name}.{key}" for name in ("one", "two") for key in ("image_size=8", "test_length=16")]
-MIX += ["data.parts.one.length=96", "data.parts.two.length=32", "data.parts.two.seed=1", "model=linear"]
-WITHOUT = ["data.length", "data.test_length", "data.image_size"]
+MIX = "data=mix +data@data.parts.one=synthetic +data@data.parts.two=synthetic data.parts.two.seed=1 " + " ".join(
+    f"data.parts.{name}.length={length} data.parts.{name}.image_size=8 data.parts.{name}.test_length=16"
+    for name, length in (("one", 96), ("two", 32))
+)
+EVEN = MIX + " data.weights={one: 1, two: 1}"
+UNEVEN = MIX + " data.weights={one: 3, two: 1}"
 
 
 def test_a_run_on_a_mixture_resumes_bit_equal_and_its_weights_change_between_epochs_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.configs.SMALL", [text for text in SMALL if text.partition("=")[0] not in WITHOUT])
-    mix = [*MIX, "data.weights={one: 1, two: 1}"]
-    whole = train(tmp_path / "whole", *mix)
+    own_keys = [text for text in SMALL if not text.startswith("data.")]
+    monkeypatch.setattr("tests.configs.SMALL", own_keys)
+    whole = train(tmp_path / "whole", EVEN)
     with pytest.raises(Stopped):
-        train(tmp_path / "part", *mix, *stop(3))
+        train(tmp_path / "part", EVEN, *stop(3))
     with pytest.raises(ConfigError, match=r"'weights': \[1.0, 1.0\].*'weights': \[3.0, 1.0\]"):
-        train(tmp_path / "part", *MIX, "data.weights={one: 3, two: 1}")
-    assert train(tmp_path / "part", *mix)["test_loss"] == whole["test_loss"]
+        train(tmp_path / "part", UNEVEN)
+    assert train(tmp_path / "part", EVEN)["test_loss"] == whole["test_loss"]
     ours, theirs = (checkpoint(tmp_path / name) for name in ("part", "whole"))
-    assert Counter(differences(ours["model"], theirs["model"])) == Counter()
-    train(tmp_path / "part", *MIX, "data.weights={one: 3, two: 1}", "train.epochs=3")
+    assert differences(ours["model"], theirs["model"]) == []
+    train(tmp_path / "part", UNEVEN, "train.epochs=3")
     with pytest.raises(ConfigError, match=r"sampler: data.weights give the order"):
-        train(
-            tmp_path / "sampled", *mix, "sampler._target_=torch.utils.data.SubsetRandomSampler", "+sampler.indices=[0]"
-        )
+        train(tmp_path / "sampled", EVEN, "sampler._target_=torch.utils.data.SubsetRandomSampler +sampler.indices=[0]")

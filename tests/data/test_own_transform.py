@@ -91,7 +91,7 @@ def test_after_the_crop_a_transform_gets_samples_as_they_are_without_it(folder):
 @pytest.mark.parametrize(
     ("result", "dtype", "shape"),
     [
-        (v2.ToImage(), torch.uint8, (12, 10, 3)),
+        (partial(v2.functional.to_image), torch.uint8, (12, 10, 3)),
         (v2.ToDtype(torch.float64, scale=True), torch.float32, (3, 12, 10)),
         (v2.ToPILImage(), torch.uint8, (12, 10, 3)),
         (lambda image: image.permute(1, 2, 0).numpy(), torch.uint8, (12, 10, 3)),
@@ -178,12 +178,6 @@ def test_each_sample_is_seeded_by_its_key_for_any_number_of_workers(folder):
             expected = images if expected is None else expected
             assert torch.equal(images, expected)
         assert len({image.numpy().tobytes() for image in images}) == 12
-
-
-def test_partial_functions_are_transforms():
-    assert torch.equal(
-        arrays(False, test_transform=partial(torch.flip, dims=[2]))[0]["image"][:, 0], arrays(False)[0]["image"][:, -1]
-    )
 
 
 def test_a_transform_that_cannot_be_imported_is_named_and_not_the_dataset():

@@ -16,32 +16,32 @@ from examples.finetuning.images import write as write_images
 from examples.mixture.noisy import write as write_mixture
 from examples.table.table import write as write_table
 from examples.text.lines import write as write_lines
-from tests.configs import CONF, checkpoint, composed_by_hydra, steps
+from tests.configs import CONF, checkpoint, composed_by_hydra, separate, steps
 
 EXAMPLES = CONF.parent / "examples"
 FINISHED = CONF.parent / "extras" / "finished"  # its scripts evaluate and predict, if they are there
 PRETRAINED = CONF.parent / "extras" / "pretrained" / "conf"
 WRITE = {"lines": lambda folder: write_lines(folder, shards=4), "table": write_table, "finetuning": write_images}
 WRITE["mixture"] = lambda folder: write_mixture(folder, clean=8, noisy=12)
-FEW = [
-    *("train.max_steps=6", "train.epochs=3", "train.batch_size=16", "loader.num_workers=0", "train.log_interval=2"),
-    *("loader=workers", "callbacks/standard=[best]"),
-]
-SMALL = ["data.length=64", "model.width=8"]
+FEW = separate(
+    "train.max_steps=2 train.epochs=1 train.eval_steps=2 train.batch_size=16 train.log_interval=1 "
+    "loader=workers loader.num_workers=0 callbacks/standard=[best]"
+)
+SMALL = "data.length=32 model.width=4"
 EXPERIMENTS = {  # the folder, settings of a small run, and the score that chooses the best checkpoint
     "segmentation": ("segmentation", SMALL, "test_miou"),
     "simclr": ("simclr", SMALL, "test_nearest"),
     "moco": ("simclr", SMALL, "test_nearest"),
-    "text": ("text", ["data.length=64"], "test_accuracy"),
-    "lines": ("text", ["loader.streams=4", "train.steps_per_epoch=4"], "test_accuracy"),
-    "gan": ("training_steps", [], "test_loss"),
-    "distillation": ("training_steps", [], "test_accuracy"),
-    "table": ("table", [], "test_mae"),
+    "text": ("text", "data.length=64", "test_accuracy"),
+    "lines": ("text", "loader.streams=4 train.steps_per_epoch=4", "test_accuracy"),
+    "gan": ("training_steps", "", "test_loss"),
+    "distillation": ("training_steps", "", "test_accuracy"),
+    "table": ("table", "", "test_mae"),
     "detection": ("detection", SMALL, "test_loss"),
-    "transforms": ("transforms", [], "test_accuracy"),
-    "pictures": ("pictures", ["callbacks.pictures.rows=2"], "test_accuracy"),
-    "mixture": ("mixture", ["train.last_batch=keep"], "test_accuracy"),
-    "finetuning": ("finetuning", ["model.pretrained=false", "data.image_size=32"], "test_accuracy"),
+    "transforms": ("transforms", "", "test_accuracy"),
+    "pictures": ("pictures", "callbacks.pictures.rows=2", "test_accuracy"),
+    "mixture": ("mixture", "train.last_batch=keep", "test_accuracy"),
+    "finetuning": ("finetuning", "model.pretrained=false data.image_size=32", "test_accuracy"),
 }
 
 
@@ -57,8 +57,8 @@ def fork(tmp_path):
         if experiment in WRITE:
             WRITE[experiment](tmp_path / "data")
             root = "data.parts.clean.root" if experiment == "mixture" else "data.root"
-            small = [f"{root}={tmp_path}/data", *small]
-        given = {text.partition("=")[0]: text for text in (*FEW, *small, *overrides)}
+            small = f"{root}={tmp_path}/data {small}"
+        given = {text.partition("=")[0]: text for text in (*FEW, *small.split(), *overrides)}
         return script.run(composed_by_hydra(where, f"experiment={experiment}", *given.values()), tmp_path / "run")
 
     return train
@@ -72,7 +72,7 @@ def test_an_example_trains_and_finishes(tmp_path, fork, experiment):
     assert all(logged <= line.keys() for line in steps(tmp_path / "run"))
     if experiment == "moco":
         model = checkpoint(tmp_path / "run")["model"]
-        assert {int(model[key]) for key in model if key.endswith("num_batches_tracked")} == {6}
+        assert {int(model[key]) for key in model if key.endswith("num_batches_tracked")} == {2}
     if experiment == "pictures":
         with Image.open(tmp_path / "run" / "pictures" / "epoch-01.png") as picture:
             assert picture.size[0] > 1000 and np.unique(np.asarray(picture)).size > 50
@@ -109,7 +109,7 @@ LEARNED = {  # experiments, settings, the score, and the worst that it may be
 @pytest.mark.parametrize("experiment", LEARNED)
 def test_an_example_learns_what_it_is_about(tmp_path, fork, experiment):
     settings, score, worst = LEARNED[experiment]
-    summary = fork(experiment, *settings.split())
+    summary = fork(experiment, "train.eval_steps=null", *settings.split())
     assert (summary[f"test_{score}"] > worst) != (score == "mae"), summary
     if FINISHED.exists() and experiment in FINISH:
         FINISH[experiment](tmp_path / "run", summary)

@@ -243,8 +243,8 @@ class Endless(Lying):
     __len__ = None  # type: ignore[assignment]
 
 
-def lying(gives: int, says: int, kind: str = "Lying") -> list[str]:
-    return [f"sampler._target_={__name__}.{kind}", f"+sampler.gives={gives}", f"+sampler.says={says}"]
+def lying(gives: int, says: int, kind: str = "Lying") -> str:
+    return f"sampler._target_={__name__}.{kind} +sampler.gives={gives} +sampler.says={says}"
 
 
 class Spy:
@@ -286,6 +286,23 @@ class Spy:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.calls.append(f"loaded {state['steps']}")
         self.steps = state["steps"]
+
+
+class Looks:
+    """Looks at a batch of the training loader wherever it is called."""
+
+    def on_start(self, run: Any) -> None:
+        next(iter(run.train_loader))
+
+    def on_step(self, run: Any) -> None:
+        if run.trainer.step % 3 == 0 or run.trainer.step == 8:  # the last of an epoch too
+            self.on_start(run)
+
+    def on_evaluation(self, run: Any, scores: dict[str, float]) -> None:
+        self.on_start(run)
+
+    def on_epoch_end(self, run: Any) -> None:
+        next(run.train_loader)
 
 
 class Stop:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from data.errors import DataError
-from tests.configs import EXTENSIONS, IMAGES, LINEAR, checkpoint, metrics, steps, train
+from tests.configs import EXTENSIONS, IMAGES, checkpoint, metrics, steps, train
 from tests.training.extensions import Faulty, Images, Stream, Worst, lying
 from training.checks import check_dataset, check_ranks
 from training.tasks import Classification
@@ -69,21 +69,21 @@ def own(key: str, name: str) -> str:
     return f"{key}._target_={__name__}.{name}"
 
 
-def fault(name: str) -> list[str]:
-    return [f"data._target_={EXTENSIONS}.Faulty", f"+data.fault='{name}'"]
+def fault(name: str) -> str:
+    return f"data._target_={EXTENSIONS}.Faulty +data.fault='{name}'"
 
 
-def formed(form: str) -> list[str]:
-    return [own("data", "Formed"), f"+data.form='{form}'"]
+def formed(form: str) -> str:
+    return own("data", "Formed") + f" +data.form='{form}'"
 
 
-def metric(name: str, chosen: str, module: str = __name__) -> list[str]:
-    return [f"task.metrics={{m: {{_target_: {module}.{name}}}}}", f"task.metric={chosen}"]
+def metric(name: str, chosen: str, module: str = __name__) -> str:
+    return f"task.metrics={{m: {{_target_: {module}.{name}}}}} task.metric={chosen}"
 
 
 NORM = own("model", "Normed")
 ONE_SAMPLE = [r"train\.last_batch=drop", r"train\.accumulate"]
-LOSSLESS = [f"task.scores={{lossless: {{_target_: {__name__}.mistakes}}}}", "task.metric=lossless"]
+LOSSLESS = f"task.scores={{lossless: {{_target_: {__name__}.mistakes}}}} task.metric=lossless"
 
 
 class Labelled(Images):
@@ -155,11 +155,11 @@ NOT_FITTING = {
     "a tuple with a field more": (fault("three fields"), [r"\b3\b", r"task\.inputs|image"]),
     "no classes": (fault("no classes"), ["Faulty", "classes", "task=regression"]),
     "a wrong label among those that are offered": (
-        [own("data", "Labelled")],
+        own("data", "Labelled"),
         [r"labels\[37\] of Labelled is 2: .* 0 to 1"],
     ),
     "a part of a stream to validate on": (
-        [STREAM, "train.steps_per_epoch=2", "data.val_fraction=0.1"],
+        f"{STREAM} train.steps_per_epoch=2 data.val_fraction=0.1",
         [r"data.val_fraction=0\.1: Stream is a stream"],
     ),
     "a grey image without a channel": (formed("no channel"), [r"'image' is uint8 \(8, 8\): .* channels last"]),
@@ -172,44 +172,44 @@ NOT_FITTING = {
         ["two samples cannot make a batch", "negative"],
     ),
     "doubles for lazy weights": (
-        [*formed("doubles"), own("model", "lazy")],
+        f"{own('model', 'lazy')} {formed('doubles')}",
         ["Sequential cannot use the first training samples", "dtype"],
     ),
-    "no labels to count": (["task.class_weights=balanced"], ["task.class_weights=balanced: Images has no `labels`"]),
+    "no labels to count": ("task.class_weights=balanced", ["task.class_weights=balanced: Images has no `labels`"]),
     "no samples": (fault("empty"), ["Faulty", "sample"]),
-    "no __getitem__": (["data._target_=argparse.Namespace", "+data.classes=[a]"], ["Namespace", "__getitem__"]),
-    "a stream without an end": ([STREAM], [r"train\.steps_per_epoch", "Stream"]),
-    "a field that is not there": (["task.inputs=picture", SYNTHETIC], ["picture", "image"]),
+    "no __getitem__": ("data._target_=argparse.Namespace +data.classes=[a]", ["Namespace", "__getitem__"]),
+    "a stream without an end": (STREAM, [r"train\.steps_per_epoch", "Stream"]),
+    "a field that is not there": (f"task.inputs=picture {SYNTHETIC}", ["picture", "image"]),
     "a score without a direction": (LOSSLESS, ["task.metric=lossless", r"task\.higher_is_better=true or false"]),
     "a metric that is not there": (
         metric("Several", "m_wurst", EXTENSIONS),
         [r"task\.metric=m_wurst", "m_worst", "accuracy"],
     ),
     "other images to test": (fault("other test images"), [r"6, 8", "test"]),
-    "another number of outputs": (["+model.num_classes=1000"], ["1000", r"\b2\b"]),
-    "a network that is none": ([own("model", "forgets_return")], ["model", "None", "return"]),
-    "a norm that gets one sample": ([NORM, "train.batch_size=4", "train.accumulate=3"], ONE_SAMPLE),
-    "a norm with a last batch of one": ([NORM, "data.length=65", "train.last_batch=keep"], ONE_SAMPLE),
-    "a frozen part that is not there": (["train.freeze=features"], [r"train\.freeze=features", r"\b1\b"]),
-    "a loss without gradient": ([f"task.loss={{_target_: {__name__}.mistakes}}"], ["gradient"]),
-    "a loss that takes no shares of mixup": (["augment.mixup=0.2", MARGIN], ["loss|augment|mixup|target"]),
-    "a loss per sample": ([own("trainer", "PerSample")], [r"\(2,\)|\(16,\)", "mean"]),
-    "a step that returns nothing": ([own("trainer", "Forgetful")], ["Forgetful|training_step", "None|return"]),
-    "scores without names": ([own("trainer", "Unscored")], ["evaluation_step", "dict|name"]),
+    "another number of outputs": ("+model.num_classes=1000", ["1000", r"\b2\b"]),
+    "a network that is none": (own("model", "forgets_return"), ["model", "None", "return"]),
+    "a norm that gets one sample": (f"{NORM} train.batch_size=4 train.accumulate=3", ONE_SAMPLE),
+    "a norm with a last batch of one": (f"{NORM} data.length=65 train.last_batch=keep", ONE_SAMPLE),
+    "a frozen part that is not there": ("train.freeze=features", [r"train\.freeze=features", r"\b1\b"]),
+    "a loss without gradient": (f"task.loss={{_target_: {__name__}.mistakes}}", ["gradient"]),
+    "a loss that takes no shares of mixup": (f"augment.mixup=0.2 {MARGIN}", ["loss|augment|mixup|target"]),
+    "a loss per sample": (own("trainer", "PerSample"), [r"\(2,\)|\(16,\)", "mean"]),
+    "a step that returns nothing": (own("trainer", "Forgetful"), ["Forgetful|training_step", "None|return"]),
+    "scores without names": (own("trainer", "Unscored"), ["evaluation_step", "dict|name"]),
     "a metric that cannot be computed": (metric("Uncomputable", "loss"), [r"task\.metrics", "not of such labels"]),
-    "a function without a target": (["data.collate=data.collate.pad"], [r"data\.collate", "_target_"]),
-    "a callback without methods": (["+callbacks.mine._target_=torch.nn.ReLU"], [r"callbacks\.mine", "on_step"]),
-    "a schedule that looks at a score": ([f"schedule._target_={PLATEAU}"], ["ReduceLROnPlateau", "callback|trainer"]),
-    "two samplers": ([PAIRS, f"batch_{PAIRS}"], ["batch_sampler", r"(?<!batch_)sampler"]),
+    "a function without a target": ("data.collate=data.collate.pad", [r"data\.collate", "_target_"]),
+    "a callback without methods": ("+callbacks.mine._target_=torch.nn.ReLU", [r"callbacks\.mine", "on_step"]),
+    "a schedule that looks at a score": (f"schedule._target_={PLATEAU}", ["ReduceLROnPlateau", "callback|trainer"]),
+    "two samplers": (f"{PAIRS} batch_{PAIRS}", ["batch_sampler", r"(?<!batch_)sampler"]),
     "a sampler without a length": (lying(0, 1, "Endless"), ["__len__"]),
     "a sampler of length 0": (lying(0, 0), [r"train\.batch_size"]),
     "a sampler without samples": (lying(0, 64), ["no batch"]),
-    "half a step between checkpoints": (["train.checkpoint_every=0.5"], [r"train\.checkpoint_every=0\.5", "10min"]),
-    "a checkpoint interval of no time": (["train.checkpoint_every=0min"], [r"train\.checkpoint_every=0min", "10min"]),
-    "no epoch": (["train.epochs=0"], [r"train\.epochs=0", r"\b1\b"]),
-    "an unknown precision": (["train.precision=fp8"], ["fp8", "bf16"]),
-    "an unknown mode of torch.compile": (["train.compile=fast"], ["train.compile=fast", "true", "reduce-overhead"]),
-    "an unknown device": (["device=gpu"], ["gpu", "cuda"]),
+    "half a step between checkpoints": ("train.checkpoint_every=0.5", [r"train\.checkpoint_every=0\.5", "10min"]),
+    "a checkpoint interval of no time": ("train.checkpoint_every=0min", [r"train\.checkpoint_every=0min", "10min"]),
+    "no epoch": ("train.epochs=0", [r"train\.epochs=0", r"\b1\b"]),
+    "an unknown precision": ("train.precision=fp8", ["fp8", "bf16"]),
+    "an unknown mode of torch.compile": ("train.compile=fast", ["train.compile=fast", "true", "reduce-overhead"]),
+    "an unknown device": ("device=gpu", ["gpu", "cuda"]),
 }
 
 
@@ -217,27 +217,27 @@ NOT_FITTING = {
 def test_what_does_not_fit_ends_in_a_sentence_with_the_value_and_the_remedy(tmp_path, error, case):
     overrides, patterns = NOT_FITTING[case]
     with error(*patterns):
-        train(tmp_path, *IMAGES, *overrides)
+        train(tmp_path, IMAGES, overrides)
     assert not (tmp_path / "metrics.jsonl").exists() and not list(tmp_path.glob("checkpoints/*"))
 
 
 def test_a_metric_that_needs_more_samples_is_named_by_the_first_evaluation(tmp_path, error):
     for chosen in ("accuracies", "m_y"):
         with error(f"task.metric={chosen}: it is one of .*accuracy"):
-            train(tmp_path / chosen, LINEAR, *metric("NeedsMore", chosen), "task.higher_is_better=true")
+            train(tmp_path / chosen, metric("NeedsMore", chosen), "task.higher_is_better=true")
     assert not (tmp_path / "accuracies" / "metrics.jsonl").exists()
 
 
 def test_a_wrong_label_of_a_later_batch_is_named_with_its_batch(tmp_path, error):
     with error(r"step \d, in epoch 1: the label of row \d+ is 6: number them 0 to 1"):
-        train(tmp_path, *IMAGES, own("data", "Late"))
+        train(tmp_path, IMAGES, own("data", "Late"))
 
 
 @pytest.mark.parametrize(("label", "sentence"), [(255, ""), (-1, r"labels.*: give the numbers of classes, 0 to 1")])
 def test_only_a_label_that_the_loss_ignores_may_be_that_of_no_class(tmp_path, error, label, sentence):
     loss = "task.loss={_target_: torch.nn.CrossEntropyLoss, ignore_index: 255}"
     with error(sentence) if sentence else nullcontext():
-        train(tmp_path, *IMAGES, own("data", "Unlabelled"), f"+data.label={label}", loss, "train.epochs=1")
+        train(tmp_path, IMAGES, own("data", "Unlabelled"), f"+data.label={label}", loss, "train.epochs=1")
 
 
 def test_a_fork_may_check_its_dataset_in_a_test(error):
@@ -247,22 +247,22 @@ def test_a_fork_may_check_its_dataset_in_a_test(error):
         check_dataset(Faulty(True, "a wrong label"), Classification(Images(train=True)))
 
 
-ONE = [STREAM, "data.length=1", "train.steps_per_epoch=2", "train.batch_size=1", "loader.streams=1", "loader=workers"]
+ONE = f"{STREAM} data.length=1 train.steps_per_epoch=2 train.batch_size=1 loader.streams=1 loader=workers"
 FITTING = {
-    "parts of which one has one sample": ["train.batch_size=4", "train.accumulate=3"],
-    "one sample": ["data.length=1", "data.test_length=1", "train.batch_size=1"],
-    "a last batch of one sample": ["data.length=17", "train.last_batch=keep"],
-    "a batch of debug=fast, which is larger than the set": ["debug=fast", "train.batch_size=1000"],
+    "parts of which one has one sample": "train.batch_size=4 train.accumulate=3",
+    "one sample": "data.length=1 data.test_length=1 train.batch_size=1",
+    "a last batch of one sample": "data.length=17 train.last_batch=keep",
+    "a batch of debug=fast, which is larger than the set": "debug=fast train.batch_size=1000",
     "a stream of one sample": ONE,
-    "first samples that cannot be read": [*fault("unreadable"), "loader.on_error=skip", "loader=workers"],
+    "first samples that cannot be read": fault("unreadable") + " loader.on_error=skip loader=workers",
     "float images": fault("floats"),
-    "mixup of labels that are shares": [own("data", "Soft"), "augment.mixup=0.2"],
+    "mixup of labels that are shares": own("data", "Soft") + " augment.mixup=0.2",
 }
 
 
 @pytest.mark.parametrize("case", FITTING)
 def test_what_fits_trains(tmp_path, case):
-    summary = train(tmp_path, *IMAGES, "train.epochs=1", *FITTING[case])
+    summary = train(tmp_path, IMAGES, "train.epochs=1", FITTING[case])
     assert np.isfinite(summary["test_loss"]) and steps(tmp_path)[0]["loss"] > 0
 
 
@@ -303,8 +303,8 @@ class Snapshot:
 
 
 def test_the_checks_before_the_first_step_leave_no_trace(tmp_path):
-    overrides = [own("model", "Noisy"), *metric("Seen", "loss"), "train.max_steps=3"]
-    overrides += [own("+callbacks.snapshot", "Snapshot"), f"trainer._target_={EXTENSIONS}.Doubled"]
+    overrides = [own("model", "Noisy"), own("+callbacks.snapshot", "Snapshot"), metric("Seen", "loss")]
+    overrides.append(f"train.max_steps=3 trainer._target_={EXTENSIONS}.Doubled")
     drawn = []
     for quiet in (False, True):
         train(tmp_path / str(quiet), *overrides, f"+model.quiet={quiet}")

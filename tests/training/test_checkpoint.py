@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.configs import LINEAR, SMALL, checkpoint, composed, metrics, train
+from tests.configs import SMALL, checkpoint, composed, metrics, train
 from tests.data.fakes import flip_a_byte
 from training.checkpoint import Checkpoints
 from training.config import ConfigError, checked
@@ -126,16 +126,16 @@ def test_what_is_no_checkpoint_is_refused_and_code_in_it_is_not_run(tmp_path, mo
     monkeypatch.delenv("RAN", raising=False)
     torch.save(content, tmp_path / "weights.pt")
     with error(r"weights\.pt"):
-        train(tmp_path / "run", LINEAR, f"train.resume={tmp_path}/weights.pt")
+        train(tmp_path / "run", f"train.resume={tmp_path}/weights.pt")
     assert "RAN" not in os.environ
 
 
 def test_weights_are_evaluated_with_their_running_mean_and_both_are_saved(tmp_path):
-    train(tmp_path / "mean", LINEAR, "callbacks.ema.decay=0.9")
-    train(tmp_path / "plain", LINEAR)
+    train(tmp_path / "mean", "callbacks.ema.decay=0.9")
+    train(tmp_path / "plain")
     mean, plain = (checkpoint(tmp_path / name) for name in ("mean", "plain"))
-    assert torch.equal(mean["model"]["1.weight"], plain["model"]["1.weight"]), "training is the same"
-    assert not torch.equal(mean["callbacks"]["ema"]["module.1.weight"], mean["model"]["1.weight"])
+    assert torch.equal(mean["model"]["2.weight"], plain["model"]["2.weight"]), "training is the same"
+    assert not torch.equal(mean["callbacks"]["ema"]["module.2.weight"], mean["model"]["2.weight"])
     scores = [[line.get("test_loss") for line in metrics(tmp_path / name)] for name in ("mean", "plain")]
     assert scores[0] != scores[1], "evaluation is not"
 

@@ -61,12 +61,11 @@ def test_an_error_in_the_code_of_a_fork_has_a_traceback(command):
 # How it ends
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
-def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is_called(command, tmp_path, name, code):
+def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is_called(command, tmp_path):
     folder = tmp_path / "it's a=b, [1] é $HOME `ls`"
     quoted = str(folder).replace("'", r"\'")
-    shown = command(*FAST, *stop(2, name), "optim.lr=0.125", f"hydra.run.dir='{quoted}'", ends_with=code)
-    assert checkpoint(folder)["step"] == 2 and name in shown
+    shown = command(*FAST, *stop(2, "SIGINT"), "optim.lr=0.125", f"hydra.run.dir='{quoted}'", ends_with=130)
+    assert checkpoint(folder)["step"] == 2 and "SIGINT" in shown
     (arguments,) = re.findall(r"python train\.py (.*)", shown)
     pasted = subprocess.run(["sh", "-c", f"printf '%s\\0' {arguments}"], capture_output=True, text=True, check=True)
     command(*pasted.stdout.split("\0")[:-1], "train.epochs=2")
@@ -82,25 +81,20 @@ def program(python, folder: Path, before: str, *settings: str) -> CompletedProce
     return python.run("-c", code, *FAST, "hydra.run.dir=out", *settings, cwd=folder, env=environment, timeout=100)
 
 
-GONE = "read, write = os.pipe(); os.close(read); os.dup2(write, 1)"  # as `| head` does when it has enough
-
-
 @pytest.mark.parametrize(
-    ("before", "more"),
+    "before",
     [
-        ("os.closerange(1, 3); sys.stdout = sys.stderr = None", []),  # >&- 2>&-
-        ("os.close(2); sys.stderr = None", []),
-        (GONE, []),
-        (GONE, ["hydra/job_logging=disabled"]),
+        "os.closerange(1, 3); sys.stdout = sys.stderr = None",  # >&- 2>&-
+        "read, write = os.pipe(); os.close(read); os.dup2(write, 1)",  # as `| head` does when it has enough
     ],
 )
-def test_a_program_ends_well_whatever_its_terminal(python, tmp_path, before, more):
-    done = program(python, tmp_path, before, "train.epochs=9", "callbacks/standard=[best,progress_bar]", *more)
+def test_a_program_ends_well_whatever_its_terminal(python, tmp_path, before):
+    done = program(python, tmp_path, before, "callbacks/standard=[best,progress_bar]")
     assert done.returncode == 0 and not done.stderr, done.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"metrics.jsonl", "summary.json", "checkpoints", ".hydra"} <= names and "error.txt" not in names
-    assert len(steps(tmp_path / "out")) == 18
-    assert checkpoint(tmp_path / "out")["step"] == 18, "no output was written into a file"
+    assert len(steps(tmp_path / "out")) == 2
+    assert checkpoint(tmp_path / "out")["step"] == 2, "no output was written into a file"
 
 
 # The libraries are imported first: some choose compiled parts for the platform.
@@ -134,12 +128,12 @@ class Returned(Callback):
 def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_the_sweeper_gets_their_scores(command, tmp_path):
     Returned.jobs.clear()
     returned = f"+hydra.callbacks.returned._target_={__name__}.Returned"
-    sweep = ["train.batch_size=32,1000,16", "model=glob(linear*)", "hydra.sweep.dir=sweep"]
+    sweep = ["train.batch_size=1000,16", "model=glob(linear*)", "hydra.sweep.dir=sweep"]
     shown = command("-m", *FAST, "train.max_steps=1", *sweep, returned, ends_with=1)
     assert "Traceback" not in shown and "batch_size=1000" in shown
-    summaries = [json.loads((tmp_path / "sweep" / job / "summary.json").read_text()) for job in "02"]
-    assert not (tmp_path / "sweep" / "1" / "summary.json").exists()
-    assert [Returned.jobs[job].return_value for job in (0, 2)] == [one[one["score"]] for one in summaries]
+    summary = json.loads((tmp_path / "sweep" / "1" / "summary.json").read_text())
+    assert not (tmp_path / "sweep" / "0" / "summary.json").exists()
+    assert Returned.jobs[1].return_value == summary[summary["score"]]
 
 
 def test_a_signal_ends_a_sweep_and_not_only_its_job(command, tmp_path):
@@ -157,19 +151,14 @@ def settings_of(folder: Path) -> tuple:
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [
-        ("{folder}", []),
-        ("{folder}/checkpoints/step-0000002.pt", []),
-        ("~/earlier/checkpoints/last.pt", ["hydra.run.dir=~/new"]),
-        ("earlier/checkpoints/last.pt", ["hydra.job.chdir=true"]),
-    ],
+    [("~/earlier", "hydra.run.dir=~/new"), ("earlier/checkpoints/last.pt", "hydra.job.chdir=true")],
 )
 def test_a_run_is_continued_by_its_folder_or_a_file_with_its_settings(
     command, tmp_path, monkeypatch, earlier, name, more
 ):
     (tmp_path / "earlier").symlink_to(earlier)
     monkeypatch.setenv("HOME", str(tmp_path))
-    shown = command(f"train.resume={name.format(folder=earlier)}", "train.epochs=2", "hydra.run.dir=new", *more)
+    shown = command(f"train.resume={name}", "train.epochs=2", "hydra.run.dir=new", more)
     assert settings_of(tmp_path / "new") == (7, 0.125, 64, 4)
     assert re.search(r"train\.epochs.* 2\b.* 1\b", shown), "the changed setting is logged"
     verdict = json.loads((tmp_path / "new" / "summary.json").read_text())["verdict"]
@@ -182,10 +171,9 @@ def test_a_restart_by_torchrun_goes_on_in_the_folder_that_began_with_a_file(monk
     assert "hydra.run.dir=outputs/mine" in complete([f"train.resume={earlier}/checkpoints/last.pt"])
 
 
-def test_each_job_of_a_sweep_goes_on_with_the_settings_of_the_run(command, tmp_path, earlier):
-    given = [f"train.resume={earlier}", "train.epochs=2", "optim.weight_decay=0,0.1", "hydra.sweep.dir=sweep"]
-    command("-m", *given)
-    assert [settings_of(tmp_path / "sweep" / job) for job in ("0", "1")] == [(7, 0.125, 64, 4)] * 2
+def test_a_job_of_a_sweep_goes_on_with_the_settings_of_the_run(command, tmp_path, earlier):
+    command("-m", f"train.resume={earlier}", "train.epochs=2", "optim.weight_decay=0.1", "hydra.sweep.dir=sweep")
+    assert settings_of(tmp_path / "sweep" / "0") == (7, 0.125, 64, 4)
 
 
 class Seen:

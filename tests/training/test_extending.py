@@ -14,13 +14,13 @@ from data.synthetic import Synthetic
 from tests.configs import (
     EXTENSIONS,
     IMAGES,
-    LINEAR,
     SMALL,
     STOP,
     checkpoint,
     composed,
     differences,
     metrics,
+    separate,
     steps,
     train,
 )
@@ -70,20 +70,20 @@ class Fails:
         raise ZeroDivisionError("end")
 
 
-def with_a_callback_that_fails(where: str) -> list[str]:
+def with_a_callback_that_fails(where: str) -> str:
     first, last = (f"+callbacks.{name}._target_={EXTENSIONS}.Spy" for name in ("first", "last"))
-    return [LINEAR, first, f"+callbacks.fails={{_target_: {__name__}.Fails, where: {where}}}", last]
+    return f"{first} +callbacks.fails={{_target_: {__name__}.Fails, where: {where}}} {last}"
 
 
 def test_an_error_in_a_callback_ends_once_each_that_was_started(tmp_path):
     with pytest.raises(ZeroDivisionError, match="start"):
-        train(tmp_path, *with_a_callback_that_fails("start"))
+        train(tmp_path, with_a_callback_that_fails("start"))
     assert Spy.calls[-2:] == ["start", "interrupted"] and not {"end", "interrupted"} & {*Spy.calls[:-2]}
 
 
 def test_nothing_after_training_fails_a_finished_run(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", "")  # without git
-    summary = train(tmp_path, *with_a_callback_that_fails("end"))
+    summary = train(tmp_path, with_a_callback_that_fails("end"))
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert summary["added"] == {"figure": 0.5, "folder": str(tmp_path), "nan": None}
     assert summary["git_commit"] is None and summary["versions"]["torch"]
@@ -99,17 +99,17 @@ class NumpyState(Spy):
 
 def test_a_state_that_cannot_be_read_again_is_named_when_it_is_saved(tmp_path, error):
     with error(r"callbacks\.mine", r"numpy|float64"):
-        train(tmp_path, f"+callbacks.mine._target_={__name__}.NumpyState", "train.checkpoint_every=1")
+        train(tmp_path, f"+callbacks.mine._target_={__name__}.NumpyState train.checkpoint_every=1")
     assert checkpoint(tmp_path)["step"] == 2, "the one before is kept"
     assert not (tmp_path / "checkpoints" / "step-0000003.pt").exists()
 
 
 def test_a_run_ends_early_when_its_score_does_not_improve(tmp_path, caplog):
     caplog.set_level("INFO")
-    stuck = ["optim.lr=0", "callbacks.best.early_stop=2", "train.epochs=9", "task.metric=loss"]
-    assert train(tmp_path, LINEAR, *stuck)["epochs"] == 3, "an equal score is no better one"
+    stuck = "optim.lr=0 callbacks.best.early_stop=2 train.epochs=9 task.metric=loss"
+    assert train(tmp_path, stuck)["epochs"] == 3, "an equal score is no better one"
     assert checkpoint(tmp_path)["step"] == 8 * 3 and "stopped the run after epoch 3 of 9" in caplog.text
-    again = train(tmp_path, LINEAR, *stuck, "train.log_interval=2")
+    again = train(tmp_path, stuck, "train.log_interval=2")
     assert again["epochs"] == 3, "a run that stopped early is not continued by a resume"
 
 
@@ -117,9 +117,9 @@ def test_a_run_ends_early_when_its_score_does_not_improve(tmp_path, caplog):
 
 
 def test_a_training_step_of_a_fork_trains_and_what_it_logs_is_in_the_line(tmp_path):
-    plain = [LINEAR, "optim.momentum=0", "optim.nesterov=false", "optim.weight_decay=0", "train.epochs=1"]
-    train(tmp_path / "own", *plain, f"trainer._target_={EXTENSIONS}.Doubled", "optim.lr=0.1")
-    train(tmp_path / "usual", *plain, "optim.lr=0.2")
+    plain = "optim.momentum=0 optim.nesterov=false optim.weight_decay=0 train.epochs=1"
+    train(tmp_path / "own", plain, f"trainer._target_={EXTENSIONS}.Doubled optim.lr=0.1")
+    train(tmp_path / "usual", plain, "optim.lr=0.2")
     own, usual = (steps(tmp_path / name) for name in ("own", "usual"))
     for mine, other in zip(own, usual, strict=True):
         assert mine["loss"] == pytest.approx(2 * other["loss"], rel=1e-4), "twice the gradient, half the rate"
@@ -128,22 +128,22 @@ def test_a_training_step_of_a_fork_trains_and_what_it_logs_is_in_the_line(tmp_pa
 
 
 def test_a_train_step_of_a_fork_need_not_step_each_time_though_fp16_scales_the_loss(tmp_path):
-    train(tmp_path, LINEAR, f"trainer._target_={EXTENSIONS}.EveryOther", "train.precision=fp16")
+    train(tmp_path, f"trainer._target_={EXTENSIONS}.EveryOther train.precision=fp16")
     assert steps(tmp_path)[-1]["step"] == 16
 
 
 def test_an_optimizer_of_a_fork_keeps_numbers_in_its_groups_over_a_resume_and_takes_a_new_rate(tmp_path):
-    settings = [LINEAR, f"optim._target_={EXTENSIONS}.Signs", "schedule=constant", "optim.lr=0.01"]
-    train(tmp_path, *settings, "train.max_steps=5")
-    train(tmp_path, *settings, "train.max_steps=7", "optim.lr=0.001")
+    settings = f"optim._target_={EXTENSIONS}.Signs schedule=constant optim.lr=0.01"
+    train(tmp_path, settings, "train.max_steps=5")
+    train(tmp_path, settings, "train.max_steps=7 optim.lr=0.001")
     (optimizer,) = checkpoint(tmp_path)["optimizers"]
     assert {group["taken"] for group in optimizer["param_groups"]} == {7}
     assert steps(tmp_path)[-1]["lr"] == pytest.approx(0.001)
 
 
 def test_a_run_that_goes_on_with_another_schedule_keeps_no_momentum_of_the_earlier_one(tmp_path):
-    train(tmp_path, LINEAR, "schedule=one_cycle", "train.max_steps=9")
-    train(tmp_path, LINEAR, "schedule=constant", "train.max_steps=10")
+    train(tmp_path, "schedule=one_cycle train.max_steps=9")
+    train(tmp_path, "schedule=constant train.max_steps=10")
     assert checkpoint(tmp_path)["optimizers"][0]["param_groups"][0]["momentum"] == 0.9
 
 
@@ -165,8 +165,8 @@ class Following(nn.Module):
 
 def test_what_train_freeze_names_keeps_its_weights_and_statistics_and_another_norm_its_weights_alone(tmp_path):
     for count in (1, 5):
-        following = [f"model._target_={__name__}.Following", "train.freeze=first", f"train.max_steps={count}"]
-        train(tmp_path / str(count), *following)
+        following = f"model._target_={__name__}.Following train.freeze=first train.max_steps={count}"
+        train(tmp_path / str(count), following)
     one, more = (checkpoint(tmp_path / count)["model"] for count in "15")
     statistics = [f".norm.{name}" for name in ("num_batches_tracked", "running_mean", "running_var")]
     assert differences(one, more) == [".last.bias", ".last.weight", *statistics]
@@ -178,13 +178,13 @@ def test_what_train_freeze_names_keeps_its_weights_and_statistics_and_another_no
 @pytest.mark.parametrize(
     ("schedule", "middle", "last"),
     [
-        (["schedule=step", "schedule.step_size=1", "schedule.gamma=0.5"], (0.25, 0.125), 0.125),
-        (["schedule._target_=torch.optim.lr_scheduler.CosineAnnealingLR"], (0.125, 0.1006), 0),
-        (["schedule=one_cycle"], (0.1728, 0.139), 0),
+        ("schedule=step schedule.step_size=1 schedule.gamma=0.5", (0.25, 0.125), 0.125),
+        ("schedule._target_=torch.optim.lr_scheduler.CosineAnnealingLR", (0.125, 0.1006), 0),
+        ("schedule=one_cycle", (0.1728, 0.139), 0),
     ],
 )
 def test_the_learning_rate_follows_its_schedule(tmp_path, schedule, middle, last):
-    train(tmp_path, LINEAR, "train.log_interval=1", *schedule)
+    train(tmp_path, "train.log_interval=1", schedule)
     rates = [line["lr"] for line in steps(tmp_path)]
     assert (max(rates), rates[-1]) == pytest.approx((0.25, last), rel=0.05, abs=0.005)
     assert rates[7:9] == pytest.approx(middle, rel=0.01)
@@ -204,15 +204,15 @@ def threes(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("loader", ["prefetch", "torch", "resident"])
 def test_a_sampler_decides_which_samples_train(tmp_path, loader):
-    sampler = [f"sampler._target_={__name__}.only_threes", f"task.scores={{threes: {{_target_: {__name__}.threes}}}}"]
-    train(tmp_path, *sampler, "train.last_batch=keep", "train.epochs=3", f"loader={loader}")
+    sampler = f"sampler._target_={__name__}.only_threes task.scores={{threes: {{_target_: {__name__}.threes}}}}"
+    train(tmp_path, sampler, f"train.last_batch=keep train.epochs=3 loader={loader}")
     assert checkpoint(tmp_path)["step"] == 3 * 64 / 32
     assert {line["threes"] for line in steps(tmp_path)} == {1.0}
 
 
 def test_a_batch_sampler_makes_the_batches(tmp_path):
-    pairs = [f"batch_sampler._target_={EXTENSIONS}.Pairs", "train.last_batch=keep", "data.length=20", "train.epochs=1"]
-    train(tmp_path, *pairs, "loader=prefetch")
+    pairs = f"batch_sampler._target_={EXTENSIONS}.Pairs train.last_batch=keep data.length=20 train.epochs=1"
+    train(tmp_path, pairs, "loader=prefetch")
     assert checkpoint(tmp_path)["step"] == 10
 
 
@@ -220,9 +220,7 @@ def test_a_batch_sampler_makes_the_batches(tmp_path):
     ("gives", "says", "loader", "schedule"), [(64, 128, "workers", "one_cycle"), (128, 64, "torch", "cosine")]
 )
 def test_an_epoch_is_an_epoch_whatever_its_sampler_says(tmp_path, caplog, gives, says, loader, schedule):
-    summary = train(
-        tmp_path, LINEAR, *lying(gives, says), "train.epochs=3", f"loader={loader}", f"schedule={schedule}"
-    )
+    summary = train(tmp_path, lying(gives, says), f"train.epochs=3 loader={loader} schedule={schedule}")
     assert summary["epochs"] == 3 and checkpoint(tmp_path)["step"] == 3 * gives // 32
     assert [line["epoch"] for line in metrics(tmp_path) if "test_loss" in line] == [1, 2, 3]
     warnings = [text for text in caplog.messages if "early or late" in text]
@@ -233,7 +231,7 @@ def test_an_epoch_is_an_epoch_whatever_its_sampler_says(tmp_path, caplog, gives,
 
 
 def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_evaluated_once(tmp_path):
-    summary = train(tmp_path, *IMAGES, "data.val_fraction=0.25")
+    summary = train(tmp_path, IMAGES, "data.val_fraction=0.25")
     lines = metrics(tmp_path)
     assert [line["step"] for line in lines if "val_accuracy" in line] == [3, 6]
     assert [line["step"] for line in lines if "test_accuracy" in line] == [6]
@@ -241,9 +239,10 @@ def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_eval
 
 
 def test_an_evaluation_may_be_of_some_steps_only_and_a_stream_has_epochs_of_as_many_steps_as_it_is_told(tmp_path):
-    stream = [f"data._target_={EXTENSIONS}.Stream", "train.steps_per_epoch=9", "train.batch_size=16", "loader=workers"]
-    stream += ["loader.streams=4", f"task.scores={{seen: {{_target_: {__name__}.samples}}}}"]
-    train(tmp_path, *stream, "train.eval_steps=1")
+    stream = f"data._target_={EXTENSIONS}.Stream train.steps_per_epoch=9 train.batch_size=16 loader=workers"
+    train(
+        tmp_path, stream, f"loader.streams=4 train.eval_steps=1 task.scores={{seen: {{_target_: {__name__}.samples}}}}"
+    )
     tests = [line for line in metrics(tmp_path) if "test_accuracy" in line]
     assert [(line["step"], line["epoch"]) for line in tests] == [(9, 1), (18, 2)], "203 samples are a pass of 16 steps"
     assert [line["test_seen"] for line in tests] == [13.0] * 2, "the first batch, of the first of four streams"
@@ -255,7 +254,7 @@ def samples(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("loader", ["prefetch", "resident"])
 def test_a_dataset_of_tuples_trains_with_any_loader(tmp_path, loader):
-    assert train(tmp_path, *IMAGES, f"loader={loader}", "augment.erase=0.5")["test_accuracy"] == 1.0
+    assert train(tmp_path, IMAGES, f"loader={loader} augment.erase=0.5")["test_accuracy"] == 1.0
 
 
 def test_images_are_normalised_by_the_mean_and_std_of_their_dataset():
@@ -266,20 +265,19 @@ def test_images_are_normalised_by_the_mean_and_std_of_their_dataset():
 
 @pytest.mark.parametrize("loader", ["torch", "workers", "threads"])
 def test_a_later_sample_that_cannot_be_read_ends_the_run_in_its_own_words(tmp_path, error, loader):
-    late = [*IMAGES, f"data._target_={EXTENSIONS}.Faulty", "+data.fault=one unreadable", f"loader={loader}"]
+    late = f"{IMAGES} data._target_={EXTENSIONS}.Faulty +data.fault='one unreadable' loader={loader}"
     with error(r"37\.png is missing"):
-        train(tmp_path, *late)
+        train(tmp_path, late)
     if loader == "workers":
-        skips = train(tmp_path / "skips", *late, "loader.on_error=skip")
-        assert (
-            skips["skipped_samples"] >= 4 and skips["retried_samples"] == 0
-        )  # two sets in two epochs, and read-ahead
+        skips = train(tmp_path / "skips", late, "loader.on_error=skip")
+        # Two sets in two epochs, and read-ahead.
+        assert skips["skipped_samples"] >= 4 and skips["retried_samples"] == 0
         assert checkpoint(tmp_path / "skips")["step"] == 8
 
 
 def test_a_workers_error_is_shown_as_its_last_sentence_and_the_log_file_has_all_of_it(command, tmp_path):
-    late = [*SMALL, *IMAGES, f"data._target_={__name__}.Damaged", "loader=workers", "loader.num_workers=1"]
-    shown = command(*late, "hydra.run.dir=out", ends_with=1)
+    late = f"{IMAGES} data._target_={__name__}.Damaged loader=workers loader.num_workers=1 hydra.run.dir=out"
+    shown = command(*SMALL, *separate(late), ends_with=1)
     assert "sample 37 is damaged" in shown and "Traceback" not in shown and len(shown.splitlines()) < 12, shown
     log = (tmp_path / "out" / "train.log").read_text()
     assert "Traceback" in log and "__getitem__" in log

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from data.synthetic import Synthetic
-from tests.configs import LINEAR, checkpoint, metrics, steps, train
+from tests.configs import checkpoint, metrics, steps, train
 from training.trainer import Trainer
 
 POISON = 133  # the sample that is read in a late step
@@ -34,7 +34,7 @@ class Exploding(Trainer):
         return loss
 
 
-POISONED = [LINEAR, f"data._target_={__name__}.Poison", "train.checkpoint_every=1"]
+POISONED = f"data._target_={__name__}.Poison train.checkpoint_every=1"
 
 
 def saved(folder: Path) -> dict[int, bool]:
@@ -48,7 +48,7 @@ def saved(folder: Path) -> dict[int, bool]:
 def poisoned_step(tmp_path_factory) -> int:
     """The step that the sample is part of."""
     folder = tmp_path_factory.mktemp("all steps")
-    train(folder, *POISONED, "train.stop_at_nan=false", "train.log_interval=1", "train.epochs=1", "schedule=constant")
+    train(folder, POISONED, "train.stop_at_nan=false train.log_interval=1 train.epochs=1 schedule=constant")
     return min(line["step"] for line in metrics(folder) if "lr" in line and line["loss"] is None)
 
 
@@ -56,7 +56,7 @@ def poisoned_step(tmp_path_factory) -> int:
 def test_a_step_with_nan_ends_the_run_and_the_newest_checkpoints_are_finite(tmp_path, error, poisoned_step, every):
     assert poisoned_step > 2
     with error(rf"step {poisoned_step}\b", r"optim\.lr", r"train\.stop_at_nan=false"):
-        train(tmp_path, *POISONED, f"train.checkpoint_every={every}")
+        train(tmp_path, POISONED, f"train.checkpoint_every={every}")
     kept = saved(tmp_path)
     interval = int(every)
     assert all(kept.values())
@@ -65,16 +65,16 @@ def test_a_step_with_nan_ends_the_run_and_the_newest_checkpoints_are_finite(tmp_
 
 
 def test_gradients_that_are_not_finite_end_the_run_before_weights_of_their_step_are_saved(tmp_path, error):
-    for name, more in (("clipped", ["train.clip_norm=1"]), ("saved", ["train.checkpoint_every=6"])):
+    for name, more in (("clipped", "train.clip_norm=1"), ("saved", "train.checkpoint_every=6")):
         with error(r"step 6\b", "gradients"):
-            train(tmp_path / name, LINEAR, f"trainer._target_={__name__}.Exploding", *more)
+            train(tmp_path / name, f"trainer._target_={__name__}.Exploding", more)
         assert all(saved(tmp_path / name).values())
 
 
 def test_a_run_that_goes_on_with_nan_saves_no_such_weights_and_none_of_them_is_the_best(
     tmp_path, poisoned_step, caplog
 ):
-    train(tmp_path, *POISONED, "train.stop_at_nan=false")
+    train(tmp_path, POISONED, "train.stop_at_nan=false")
     kept = saved(tmp_path)
     assert max(kept) == poisoned_step - 1
     assert all(kept.values())
@@ -84,7 +84,7 @@ def test_a_run_that_goes_on_with_nan_saves_no_such_weights_and_none_of_them_is_t
 
 def test_fp16_leaves_out_a_step_with_nan_and_masks_may_be_infinite(tmp_path):
     masked = f"model._target_={__name__}.Masked"
-    train(tmp_path, *POISONED, masked, "train.precision=fp16", "train.epochs=1")
+    train(tmp_path, POISONED, masked, "train.precision=fp16 train.epochs=1")
     assert checkpoint(tmp_path)["step"] == 8
     assert all(weight.isfinite().all() for name, weight in checkpoint(tmp_path)["model"].items() if "mask" not in name)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.configs import EXTENSIONS, IMAGES, LINEAR, STOP, TWO_PARTS, checkpoint, differences, steps, train, untimed
+from tests.configs import EXTENSIONS, IMAGES, STOP, TWO_PARTS, checkpoint, differences, steps, train, untimed
 from tests.training.extensions import Images, Stop
 from training.stopping import Stopped
 
@@ -31,34 +31,29 @@ class Centred(nn.Module):
 
 
 CONFIGS = {
-    "plain": [],
-    "ema, accumulate, clip": [
-        *(TWO_PARTS, "callbacks.ema.decay=0.9", "train.accumulate=3", "train.clip_norm=1", "schedule=one_cycle")
-    ],
-    "bf16": ["train.precision=bf16", "optim=adamw", "schedule=step", "schedule.step_size=1"],
-    "fp16, clip": [LINEAR, "train.precision=fp16", "train.clip_norm=1"],
-    "val split, mixup, erase": ["data.val_fraction=0.25", "augment.mixup=0.2", "augment.erase=0.5", "train.epochs=3"],
-    "two optimizers": [TWO_PARTS, f"trainer._target_={EXTENSIONS}.Alternating", "train.max_steps=13"],
-    "modules beside the network": [LINEAR, f"trainer._target_={EXTENSIONS}.Beside", "task.metric=loss"],
-    "states of parts": [
-        *(LINEAR, f"task.loss={{_target_: {__name__}.Centred}}", f"optim._target_={EXTENSIONS}.Signs"),
-        f"+callbacks.spy._target_={EXTENSIONS}.Spy",
-    ],
-    "batch sampler": [LINEAR, f"batch_sampler._target_={EXTENSIONS}.Pairs", "train.last_batch=keep", "data.length=32"],
-    "stream": [
-        *(f"data._target_={EXTENSIONS}.Stream", "train.steps_per_epoch=9", "train.batch_size=16", "loader.streams=4"),
-        "loader.shuffle_buffer=20",
-    ],
+    "batch norm": "model=small_cnn model.width=2 data.length=128",
+    "ema, accumulate, clip": f"{TWO_PARTS} callbacks.ema.decay=0.9 train.accumulate=3 train.clip_norm=1 "
+    "schedule=one_cycle",
+    "bf16": "train.precision=bf16 optim=adamw schedule=step schedule.step_size=1",
+    "fp16, clip": "train.precision=fp16 train.clip_norm=1",
+    "val split, mixup, erase": "data.val_fraction=0.25 augment.mixup=0.2 augment.erase=0.5 train.epochs=3",
+    "two optimizers": f"{TWO_PARTS} trainer._target_={EXTENSIONS}.Alternating train.max_steps=13",
+    "modules beside the network": f"trainer._target_={EXTENSIONS}.Beside task.metric=loss",
+    "states of parts": f"task.loss={{_target_: {__name__}.Centred}} optim._target_={EXTENSIONS}.Signs "
+    f"+callbacks.spy._target_={EXTENSIONS}.Spy",
+    "batch sampler": f"batch_sampler._target_={EXTENSIONS}.Pairs train.last_batch=keep data.length=32",
+    "stream": f"data._target_={EXTENSIONS}.Stream train.steps_per_epoch=9 train.batch_size=16 loader.streams=4 "
+    "loader.shuffle_buffer=20",
 }
 HOW = ["SIGTERM", "SIGINT", "error", "evaluation"]
 LOADERS = ["torch 0", "torch 1", "workers 0", "workers 2", "prefetch 1", "threads 2", "resident 0"]
 
 
-def loader(config: str, name: str) -> list[str]:
+def loader(config: str, name: str) -> str:
     kind, workers = name.split()
     if config == "stream" or (config == "batch sampler" and kind == "resident"):
         kind = "workers"
-    return [f"loader={kind}", f"loader.num_workers={workers}"]
+    return f"loader={kind} loader.num_workers={workers}"
 
 
 @pytest.fixture(scope="module")
@@ -68,26 +63,26 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     @cache
     def trained(config: str) -> Path:
         folder = tmp_path_factory.mktemp("whole")
-        train(folder, *CONFIGS[config], STOP, *loader(config, "torch 0"))
+        train(folder, CONFIGS[config], STOP, loader(config, "torch 0"))
         return folder
 
     return trained
 
 
 def check_resume(folder: Path, undisturbed: Path, config: str, stops: list[tuple], loaders: list[str]) -> None:
-    overrides = [*CONFIGS[config], STOP, "train.checkpoint_every=4"]
+    overrides = f"{CONFIGS[config]} {STOP} train.checkpoint_every=4"
     for (step, how), name in zip(stops, loaders, strict=False):
         Stop.at = step
         Stop.how = how
         try:
-            train(folder, *overrides, *loader(config, name))
+            train(folder, overrides, loader(config, name))
         except Stopped:
             assert how.startswith("SIG") and checkpoint(folder)["step"] == step, "a signal loses no step"
         except ZeroDivisionError:
             newest = max((int(path.stem[5:]) for path in folder.glob("checkpoints/step-*.pt")), default=0)
             assert newest >= step - 4, "an error loses few steps"
     Stop.at = 0
-    train(folder, *overrides, *loader(config, loaders[len(stops)]))
+    train(folder, overrides, loader(config, loaders[len(stops)]))
     resumed = checkpoint(folder)
     whole = checkpoint(undisturbed)
     del resumed["config"], whole["config"]
@@ -99,7 +94,7 @@ def check_resume(folder: Path, undisturbed: Path, config: str, stops: list[tuple
 @pytest.mark.parametrize(
     ("config", "stops", "loaders"),
     [
-        ("plain", [(3, "SIGTERM"), (8, "SIGINT")], ["workers 2", "torch 0", "threads 2"]),
+        ("batch norm", [(3, "SIGTERM"), (4, "SIGINT")], ["workers 2", "torch 0", "threads 2"]),
         ("ema, accumulate, clip", [(5, "SIGTERM"), (13, "error")], ["torch 0", "prefetch 1", "workers 0"]),
         ("bf16", [(8, "evaluation")], ["torch 1", "workers 0"]),
         ("fp16, clip", [(7, "SIGINT"), (16, "SIGTERM")], ["torch 0", "torch 0", "workers 0"]),
@@ -131,24 +126,24 @@ def test_max_steps_below_what_was_done_trains_nothing_and_is_named(tmp_path, cap
     caplog.set_level("INFO")
     for every in ("step", "epoch"):
         folder = tmp_path / every
-        cycle = ["schedule=one_cycle", f"schedule.every={every}"]
-        train(folder, LINEAR, *cycle)
-        train(folder, LINEAR, *cycle, "train.max_steps=5")
+        cycle = f"schedule=one_cycle schedule.every={every}"
+        train(folder, cycle)
+        train(folder, cycle, "train.max_steps=5")
         assert checkpoint(folder)["step"] == 16 and "raise train.max_steps=5" in caplog.text
         assert "raise train.epochs" not in caplog.text
 
 
 def test_a_run_goes_on_with_another_batch_size_at_the_end_of_an_epoch(tmp_path, error):
-    larger = [LINEAR, "train.batch_size=64", "train.log_interval=1"]
-    train(tmp_path, LINEAR, "train.epochs=1")
-    assert train(tmp_path, *larger)["epochs"] == 2
+    larger = "train.batch_size=64 train.log_interval=1"
+    train(tmp_path, "train.epochs=1")
+    assert train(tmp_path, larger)["epochs"] == 2
     assert checkpoint(tmp_path)["step"] == 8 + 4
-    train(tmp_path / "whole", *larger)
+    train(tmp_path / "whole", larger)
     ours, whole = ([line["lr"] for line in steps(folder)][-4:] for folder in (tmp_path, tmp_path / "whole"))
     assert ours == whole, "the schedule is where an epoch begins"
-    train(tmp_path / "within", LINEAR, "train.max_steps=3")
+    train(tmp_path / "within", "train.max_steps=3")
     with error("32", "64"):
-        train(tmp_path / "within", LINEAR, "train.batch_size=64")
+        train(tmp_path / "within", "train.batch_size=64")
 
 
 class Files(Images):
@@ -169,17 +164,17 @@ class Files(Images):
 
 def test_data_that_change_are_refused_within_an_epoch_and_named_at_its_end(tmp_path, monkeypatch, error, caplog):
     caplog.set_level("INFO")
-    files = [*IMAGES, f"data._target_={__name__}.Files", "train.batch_size=32", "schedule=constant"]
+    files = f"{IMAGES} data._target_={__name__}.Files train.batch_size=32 schedule=constant"
     for name, limit in (("within", "train.max_steps=1"), ("end", "train.epochs=1")):
-        train(tmp_path / name, *files, limit)
+        train(tmp_path / name, files, limit)
     monkeypatch.setattr(Files, "moved", True)
     with error("labels of the training set", "end-of-epoch checkpoint"):
-        train(tmp_path / "within", *files)
+        train(tmp_path / "within", files)
     monkeypatch.setattr(Files, "length", 96)
     with error(r"\b64\b", r"\b96\b"):
-        train(tmp_path / "within", *files)
-    train(tmp_path / "end", *files)
+        train(tmp_path / "within", files)
+    train(tmp_path / "end", files)
     assert "dataset_length is 96, was 64" in caplog.text and checkpoint(tmp_path / "end")["step"] == 2 + 3
     monkeypatch.setattr(Files, "moved", False)
-    train(tmp_path / "end", *files, "train.epochs=3")
+    train(tmp_path / "end", files, "train.epochs=3")
     assert "labels of the training set, or their order, have changed" in caplog.text

@@ -23,14 +23,13 @@ from hypothesis import strategies as st
 
 from data.errors import DataError
 from loaders import MachineFull
-from tests.configs import LINEAR, STOP, checkpoint, differences, metrics, train
+from tests.configs import EXTENSIONS, STOP, checkpoint, differences, metrics, train
 from tests.forks import ROOT
 from tests.training.extensions import Stop
-from training.run import Run
 from training.stopping import Stopped
 
-BASE = (LINEAR, STOP, "data.length=96", "data.test_length=16", "train.log_interval=2", "train.clip_norm=1")
-LOOKS = f"+callbacks.looks._target_={__name__}.Looks"
+BASE = (STOP, "data.length=96", "data.test_length=16", "train.log_interval=2", "train.clip_norm=1")
+LOOKS = f"+callbacks.looks._target_={EXTENSIONS}.Looks"
 CHANGES = {
     "nothing": [],
     "more checkpoints": ["train.checkpoint_every=1"],
@@ -39,18 +38,6 @@ CHANGES = {
     "the device keeps the data": ["loader=resident"],
     "a callback that looks at batches": [LOOKS],
 }
-
-
-class Looks:
-    def on_start(self, run: Run) -> None:
-        next(iter(run.train_loader))
-
-    def on_step(self, run: Run) -> None:
-        if run.trainer.step % 2:
-            next(iter(run.train_loader))
-
-    def on_evaluation(self, run: Run, scores: dict[str, Any]) -> None:
-        next(iter(run.train_loader))
 
 
 @dataclass

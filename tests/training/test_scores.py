@@ -3,7 +3,7 @@
 import pytest
 from torch import Tensor, nn
 
-from tests.configs import EXTENSIONS, LINEAR, checkpoint, metrics, train
+from tests.configs import EXTENSIONS, checkpoint, metrics, train
 from tests.training.extensions import Worst
 
 
@@ -24,27 +24,27 @@ class Listed(Worst):
         return next(self.values) if self.all.sum() == 64 else 0.0  # else it is the check before the first step
 
 
-def score(name: str) -> list[str]:
+def score(name: str) -> str:
     """A function of a fork, beside a loss that is one of torch's."""
-    loss = "task.loss={_target_: torch.nn.MultiMarginLoss}"
-    return [loss, f"task.scores={{{name}: {{_target_: {__name__}.falling}}}}", f"task.metric={name}"]
+    loss = "task.loss={_target_: torch.nn.MultiMarginLoss} "
+    return loss + f"task.scores={{{name}: {{_target_: {__name__}.falling}}}} task.metric={name}"
 
 
-def listed(values: str) -> list[str]:
-    return [f"task.metrics={{mine: {{_target_: {__name__}.Listed, {values}}}}}", "task.metric=mine"]
+def listed(values: str) -> str:
+    return f"task.metrics={{mine: {{_target_: {__name__}.Listed, {values}}}}} task.metric=mine"
 
 
 @pytest.mark.parametrize(
     ("overrides", "lower"),
     [
         (score("MSE"), True),
-        ([*score("mine"), "task.higher_is_better=true"], False),
+        (score("mine") + " task.higher_is_better=true", False),
         (listed("values: [3, 2, 4], higher_is_better: false"), True),
-        ([*listed("values: [nan, 0.5, nan]"), "task.higher_is_better=true"], False),
+        (listed("values: [nan, 0.5, nan]") + " task.higher_is_better=true", False),
     ],
 )
 def test_the_best_checkpoint_is_the_best_in_the_direction_that_is_known_or_given(tmp_path, overrides, lower):
-    summary = train(tmp_path, LINEAR, *overrides, "train.epochs=3", "optim.lr=0.01")
+    summary = train(tmp_path, overrides, "train.epochs=3 optim.lr=0.01")
     name = summary["score"]
     values = {line["step"]: line[name] for line in metrics(tmp_path) if name in line}
     assert summary["lower_is_better"] is lower and len(values) == 3 and "test_accuracy" in summary
@@ -53,8 +53,8 @@ def test_the_best_checkpoint_is_the_best_in_the_direction_that_is_known_or_given
 
 
 def test_a_metric_of_an_epoch_may_return_several_numbers_and_choose_the_best_checkpoint(tmp_path, caplog):
-    several = [f"task.metrics={{m: {{_target_: {EXTENSIONS}.Several}}}}", "task.metric=m_worst"]
-    summary = train(tmp_path, LINEAR, *several, "train.epochs=3")
+    several = f"task.metrics={{m: {{_target_: {EXTENSIONS}.Several}}}} task.metric=m_worst"
+    summary = train(tmp_path, several, "train.epochs=3")
     assert 0 <= summary["test_m_worst"] <= 1 and summary["test_m_map"] == 0.5
     assert not {"test_m_classes", "test_m_name"} & summary.keys()
     warnings = [text for text in caplog.messages if "classes" in text and "name" in text]
@@ -67,5 +67,5 @@ def test_a_metric_of_an_epoch_may_return_several_numbers_and_choose_the_best_che
 def test_torchmetrics_are_metrics_of_an_epoch(tmp_path):
     pytest.importorskip("torchmetrics")
     about = "_target_: torchmetrics.F1Score, task: multiclass, num_classes: 10, average: micro"
-    summary = train(tmp_path, LINEAR, f"task.metrics={{f1: {{{about}}}}}", "task.metric=f1")
+    summary = train(tmp_path, f"task.metrics={{f1: {{{about}}}}} task.metric=f1")
     assert summary["test_f1"] == pytest.approx(summary["test_accuracy"]) and not summary["lower_is_better"]

@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -11,14 +12,27 @@ import torch
 from PIL import Image
 
 from data.images.cache import END, RECORD
-from tests.configs import CONF, EXTENSIONS, LINEAR, SMALL, TWO_PARTS, checkpoint, differences, metrics, stop, untimed
+from tests.configs import (
+    CONF,
+    EXTENSIONS,
+    SMALL,
+    TWO_PARTS,
+    checkpoint,
+    differences,
+    metrics,
+    separate,
+    stop,
+    train,
+    untimed,
+)
 from tests.python_server import PythonServer
 
 LONG = 100  # seconds within which every run has to end
-SETTINGS = [
-    *(*SMALL, LINEAR, "train.batch_size=16", "data.length=320", "data.test_length=65", "optim.lr=0.01"),
-    *(f"task.metrics={{worst: {{_target_: {EXTENSIONS}.Worst}}}}", "task.metric=worst", "loader=workers"),
-]
+OURS = (
+    "train.batch_size=16 data.length=320 data.test_length=65 optim.lr=0.01 loader=workers "
+    f"task.metrics={{worst: {{_target_: {EXTENSIONS}.Worst}}}} task.metric=worst"
+)
+SETTINGS = [*SMALL, *separate(OURS)]
 NO_DROPOUT = [TWO_PARTS, "+model.dropout=0.0"]
 UNUSED = [*NO_DROPOUT, "+model.sums=false"]
 # What torchrun does, but that its processes are forked: interpreters would take seconds to import torch.
@@ -94,8 +108,11 @@ def undisturbed(python, tmp_path_factory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def single(python, tmp_path_factory) -> Run:
-    return Run(python, tmp_path_factory.mktemp("single"), processes=1).finish()
+def single(tmp_path_factory) -> SimpleNamespace:
+    """A run of this process."""
+    folder = tmp_path_factory.mktemp("single")
+    train(folder, OURS)
+    return SimpleNamespace(out=folder)
 
 
 def test_two_processes_train_as_one_does_and_write_one_folder_and_one_log(undisturbed, single):

@@ -31,11 +31,10 @@ SIZE = 4
 EPOCHS = 1
 LR = 0.05
 DECAY = 0.1
-COMMON = [
-    *(f"train.batch_size={SIZE}", f"train.epochs={EPOCHS}", "train.log_interval=5", "schedule=constant"),
-    *(f"optim.lr={LR}", "optim.momentum=0", "optim.nesterov=false", f"optim.weight_decay={DECAY}"),
-    *(f"sampler._target_={__name__}.in_order", "task.label_smoothing=0"),
-]
+COMMON = (
+    f"train.batch_size={SIZE} train.epochs={EPOCHS} train.log_interval=5 schedule=constant optim.lr={LR} "
+    f"optim.momentum=0 optim.nesterov=false optim.weight_decay={DECAY} sampler._target_={__name__}.in_order"
+)
 
 
 def in_order(dataset: Any) -> range:
@@ -137,16 +136,6 @@ class Rows:
         return number
 
 
-class Columns(Rows):
-    def label(self, number: float) -> Any:
-        return np.array([number])  # float64 (1,)
-
-
-class Pairs(Rows):
-    def label(self, number: float) -> Any:
-        return [number, -number]  # a list, which torch's collate makes a list of two tensors
-
-
 class PairArrays(Rows):
     def label(self, number: float) -> Any:
         return np.array([number, -number])
@@ -237,10 +226,6 @@ class OfDicts(Task):
         return {"far": outputs["distance"].abs().sum(1)}
 
 
-def squared(outputs: Tensor, labels: Tensor) -> Tensor:
-    return (outputs - labels).square()
-
-
 def itself(outputs: Tensor, labels: None) -> Tensor:
     return outputs.square().mean()
 
@@ -271,7 +256,7 @@ class Case:
 
     dataset: Any
     network: Any
-    settings: list[str]
+    settings: str
     loss: Callable[[Any, Any], Tensor]
     scores: dict[str, Callable[[Any, Any], Tensor]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)  # of the network
@@ -311,55 +296,49 @@ def function(key: str, target: str, options: str = "") -> str:
 
 
 TABLE = {"inputs": ("left", "right"), "label": "y", "scores": {"mae": mae}}
-FIELDS = ["task=regression", "task.inputs=[left,right]", "task.label=y"]
+FIELDS = "task=regression task.inputs=[left,right] task.label=y"
 IGNORING = function("task.loss", "torch.nn.CrossEntropyLoss", ", ignore_index: 255")
 CASES = {
-    "a tuple of an array and an int": Case(Pictures, Flat, [], entropy, {"accuracy": accuracy}),
-    "a dict, arrays and tensors as attributes, balanced classes": Case(
-        Arrays, Flat, ["task.class_weights=balanced"], balanced, {"accuracy": accuracy}
+    "a tuple of an array and an int, part of it validates": Case(
+        Pictures, Flat, "data.val_fraction=0.2", entropy, {"accuracy": accuracy}
     ),
-    "a list, a grey image, labels (1,)": Case(Grey, Flat, [], entropy, {"accuracy": accuracy}),
+    "a dict, arrays and tensors as attributes, balanced classes": Case(
+        Arrays, Flat, "task.class_weights=balanced", balanced, {"accuracy": accuracy}
+    ),
+    "a list, a grey image, labels (1,), lazy weights": Case(Grey, Lazy, "", entropy, {"accuracy": accuracy}),
     "a named tuple, floats, shares of classes": Case(
         Shares,
         Flat,
-        [],
+        "",
         functional.cross_entropy,
         {"accuracy": lambda outputs, labels: accuracy(outputs, labels.argmax(1))},
     ),
     "several classes, as bools": Case(
         Several,
         Flat,
-        ["task=multilabel"],
+        "task=multilabel",
         lambda outputs, labels: functional.binary_cross_entropy_with_logits(outputs, labels.float()),
         {"exact": lambda outputs, labels: ((outputs > 0) == labels).all(1).float()},
     ),
     "pixels, most of them ignored, in three parts": Case(
         Masks,
         Pixels,
-        ["task=own", own("task", "OfPixels"), "task.label=label", IGNORING, "train.accumulate=3"],
+        f"task=own {own('task', 'OfPixels')} task.label=label {IGNORING} train.accumulate=3",
         lambda outputs, labels: functional.cross_entropy(outputs, labels, ignore_index=255),
         {"pixels": lambda outputs, labels: (outputs.argmax(1) == labels).float().mean((1, 2))},
     ),
     "one number, outputs (B,)": Case(Rows, Joined, FIELDS, mse, options={"shape": "flat"}, **TABLE),
-    "one number, labels (1,), a loss of one's own": Case(
-        Columns,
-        Joined,
-        [*FIELDS, function("task.loss", f"{__name__}.squared")],
-        mse,
-        options={"shape": "flat"},
-        **TABLE,
-    ),
     "two numbers and a metric of an epoch": Case(
         PairArrays,
         Joined,
-        [*FIELDS, "task.numbers=2", f"task.metrics={{largest: {{_target_: {__name__}.Largest}}}}"],
+        f"{FIELDS} task.numbers=2 task.metrics={{largest: {{_target_: {__name__}.Largest}}}}",
         mse,
         **TABLE,
     ),
     "outputs in a dict": Case(
         Rows,
         Joined,
-        ["task=own", own("task", "OfDicts"), "task.inputs=[left,right]", "task.label=y"],
+        f"task=own {own('task', 'OfDicts')} task.inputs=[left,right] task.label=y",
         lambda outputs, labels: (outputs["value"][:, 0] - labels).square().mean(),
         **{**TABLE, "scores": {"far": lambda outputs, labels: outputs["distance"].abs().sum(1)}},
         options={"shape": "dict"},
@@ -367,7 +346,7 @@ CASES = {
     "no label": Case(
         Rows,
         Joined,
-        ["task=own", "task.inputs=[left,right]", function("task.loss", f"{__name__}.itself")],
+        "task=own task.inputs=[left,right] " + function("task.loss", f"{__name__}.itself"),
         itself,
         inputs=("left", "right"),
         label=None,
@@ -375,10 +354,8 @@ CASES = {
     "words of different lengths, a score of one's own": Case(
         Words,
         Bag,
-        [
-            *("task.inputs=[words,words_length]", "data.collate={_target_: data.collate.pad}"),
-            f"task.scores={{error: {{_target_: {__name__}.wrong}}}}",
-        ],
+        "task.inputs=[words,words_length] data.collate={_target_: data.collate.pad} "
+        f"task.scores={{error: {{_target_: {__name__}.wrong}}}}",
         entropy,
         {"accuracy": accuracy, "error": wrong},
         inputs=("words", "words_length"),
@@ -387,20 +364,11 @@ CASES = {
     "a stream": Case(
         Numbers,
         Three,
-        [
-            "task.inputs=number",
-            "train.steps_per_epoch=5",
-            "loader=workers",
-            "loader.num_workers=0",
-            "loader.streams=1",
-            "sampler._target_=null",
-        ],
+        "task.inputs=number train.steps_per_epoch=5 loader=workers loader.streams=1 sampler._target_=null",
         entropy,
         {"accuracy": accuracy},
         inputs=("number",),
     ),
-    "lazy weights": Case(Pictures, Lazy, [], entropy, {"accuracy": accuracy}),
-    "part of it validates": Case(Pictures, Flat, ["data.val_fraction=0.2"], entropy, {"accuracy": accuracy}),
 }
 
 
@@ -457,17 +425,12 @@ class Plain:
 @pytest.mark.parametrize("name", CASES)
 def test_classes_as_users_write_them_train_resume_evaluate_and_predict_as_a_plain_loop_does(name, tmp_path):
     case = CASES[name]
-    model = [
-        "model=linear",
-        "~model.size",
-        own("model", case.network.__name__),
-        *(f"+model.{key}={value}" for key, value in case.options.items()),
-    ]
-    settings = [*COMMON, own("data", case.dataset.__name__), *model, *case.settings]
-    if "task=" in str(case.settings):  # only classification has this key
-        settings.remove("task.label_smoothing=0")
-    train(tmp_path, *settings, "train.max_steps=3")
-    summary = train(tmp_path, *settings)  # which resumes
+    model = own("model", case.network.__name__) + "".join(f" +model.{key}={case.options[key]}" for key in case.options)
+    settings = f"{COMMON} {own('data', case.dataset.__name__)} ~model.size=14 {model} {case.settings}".strip()
+    if "task=" not in settings:
+        settings += " task.label_smoothing=0"  # only classification has this key
+    train(tmp_path, settings, "train.max_steps=3")
+    summary = train(tmp_path, settings)  # which resumes
 
     order = np.random.default_rng(0).permutation(TRAINED)
     kept = np.sort(order[4:]) if "data.val_fraction=0.2" in settings else np.arange(TRAINED)

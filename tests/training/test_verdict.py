@@ -5,7 +5,7 @@ import re
 import pytest
 
 from loaders import LoaderStats, PreloaderStats, Window, WorkerStats, available_cores
-from tests.configs import LINEAR, steps, train
+from tests.configs import steps, train
 from training.verdict import Measured, verdict
 
 
@@ -95,7 +95,7 @@ def test_a_run_that_waits_is_told_what_to_try(loader, stats, remedy):
 
 
 def test_the_verdict_of_a_run_is_that_of_its_waiting(tmp_path):
-    slow = ["data.cost=wait", "data.cost_ms=5", "data.length=64", "data.test_length=8", "timing.warmup_steps=1"]
-    summary = train(tmp_path, LINEAR, *slow, "train.batch_size=8", "train.epochs=1")
+    slow = "data.cost=wait data.cost_ms=5 data.length=64 data.test_length=8 timing.warmup_steps=1"
+    summary = train(tmp_path, slow, "train.batch_size=8 train.epochs=1")
     assert summary["verdict"].startswith("data-bound") and summary["data_wait_fraction"] > 0.15
     assert 0 <= steps(tmp_path)[-1]["data_wait_fraction"] <= 1

@@ -123,9 +123,9 @@ def test_a_missing_file_is_a_sentence(tmp_path):
 def test_a_run_begins_with_the_evaluated_weights_of_an_earlier_runs_best_checkpoint(tmp_path):
     train(tmp_path / "first", *CNN, "callbacks.ema.decay=0.9")
     best = checkpoint(tmp_path / "first", "best")
-    freezing = ["train.freeze=backbone", "data.num_classes=4", "train.max_steps=1"]  # only the last layer is new
+    freezing = "train.freeze=backbone data.num_classes=4 train.max_steps=1"  # only the last layer is new
     init = f"train.init_from={tmp_path / 'first'}"
-    train(tmp_path / "second", *CNN, *freezing, init)
+    train(tmp_path / "second", *CNN, freezing, init)
     ours = checkpoint(tmp_path / "second")["model"]
     features = [name for name in ours if name.startswith("features.") and not name.endswith("num_batches_tracked")]
     assert len(features) > 10 and ours["classifier.weight"].shape == (4, 8)

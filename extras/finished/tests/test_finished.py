@@ -83,15 +83,14 @@ class Crops:
         return Crops(False)
 
 
-TABLE = [f"data._target_={HERE}.Table", "task=regression", "task.inputs=[left,right]", "task.label=y"]
-TABLE += [f"model._target_={HERE}.MLP"]
+TABLE = f"data._target_={HERE}.Table task=regression task.inputs=[left,right] task.label=y model._target_={HERE}.MLP"
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The folder of a run on images of 6 classes."""
     folder = tmp_path_factory.mktemp("trained")
-    train(folder, "model=linear", "data.num_classes=6", "data.test_length=20", "train.epochs=1")
+    train(folder, "data.num_classes=6 data.test_length=20 train.epochs=1")
     return folder
 
 
@@ -99,7 +98,7 @@ def trained(tmp_path_factory):
 def table(tmp_path_factory):
     """The folder of a run on tables of numbers."""
     folder = tmp_path_factory.mktemp("table")
-    train(folder, *TABLE)
+    train(folder, TABLE)
     return folder
 
 
@@ -137,18 +136,19 @@ def test_the_scores_are_those_of_the_run_and_all_is_written(trained, tmp_path, c
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["callbacks.ema.decay=0.9"],  # the mean of the weights was evaluated
-        [f"trainer._target_={EXTENSIONS}.Beside", "task.metric=loss"],
-        ["data.num_classes=3", "task.class_weights=[1,2,1]", "data.val_fraction=0.25"],
+        "callbacks.ema.decay=0.9",  # the mean of the weights was evaluated
+        f"trainer._target_={EXTENSIONS}.Beside task.metric=loss",
+        "data.num_classes=3 task.class_weights=[1,2,1] data.val_fraction=0.25",
     ],
 )
 def test_what_a_run_evaluated_is_evaluated(tmp_path, overrides):
-    summary = train(tmp_path, "model=linear", *overrides)
-    result = evaluate.main([str(tmp_path / "checkpoints" / "last.pt")])
+    summary = train(tmp_path, overrides)
+    network = FinishedRun(tmp_path / "checkpoints" / "last.pt")
+    _, result, _ = evaluate.evaluate(network, network.dataset("test"))
     scores = {name: value for name, value in summary.items() if name.startswith("test_")}
     assert scores and scores == pytest.approx({name: result[name.removeprefix("test_")] for name in scores}, rel=1e-5)
     if "val_loss" in summary:
-        assert len(FinishedRun(tmp_path).dataset("val")) == 64
+        assert len(network.dataset("val")) == 64
 
 
 def test_other_data_can_be_evaluated_by_single_keys_or_by_another_dataset(trained):
@@ -161,8 +161,8 @@ def test_other_data_can_be_evaluated_by_single_keys_or_by_another_dataset(traine
 
 
 def test_training_images_are_evaluated_without_augmentation(tmp_path):
-    augmented = ["data=fashion_mini", "data.pad=2", "data.flip=true", "model=linear", "train.max_steps=1"]
-    run(composed(*augmented, "callbacks/standard=[best]", "loader=torch", "loader.num_workers=0"), tmp_path)
+    augmented = "data=fashion_mini data.pad=2 data.flip=true model=linear train.max_steps=1"
+    run(composed(augmented, "callbacks/standard=[best] loader=torch loader.num_workers=0"), tmp_path)
     dataset = FinishedRun(tmp_path).dataset("train")
     plain = FashionMini(train=True, pad=0, flip=False)
     assert all(torch.equal(dataset[index]["image"], plain[index]["image"]) for index in range(50))
@@ -198,8 +198,8 @@ def test_the_table_and_the_mistakes_are_those_of_the_predictions():
 
 
 def test_samples_of_one_file_have_a_row_each_and_a_split_of_a_training_set_is_not_augmented(tmp_path):
-    crops = [f"data._target_={HERE}.Crops", "data.val_fraction=0.2", "model=linear", "train.batch_size=8"]
-    train(tmp_path, *crops, "train.epochs=1")
+    crops = f"data._target_={HERE}.Crops data.val_fraction=0.2 model=linear train.batch_size=8"
+    train(tmp_path, crops, "train.epochs=1")
     network = FinishedRun(tmp_path)
     plain = Crops(False)
     for split, dataset in (("train", network.data.train), ("val", network.data.val)):
@@ -208,10 +208,10 @@ def test_samples_of_one_file_have_a_row_each_and_a_split_of_a_training_set_is_no
         images = torch.stack([plain[index][0] for index in dataset.indices])
         outputs = network.outputs(network.data.transform({"image": images, "label": torch.zeros(len(images))}))
         assert [row["class"] for row in rows] == Crops.classes[outputs.argmax(1)].tolist()
-        result = evaluate.main([str(tmp_path), "--split", split, "--out", str(tmp_path / split)])
+        _, scores, evaluation = evaluate.evaluate(network, network.dataset(split))
         right = outputs.argmax(1) == Crops.labels[dataset.indices]
-        assert result["accuracy"] == pytest.approx(right.float().mean().item()), "of images that are not augmented"
-        assert [row["class"] for row in result["classes"]] == ["a", "b", "c", "d"]
+        assert scores["accuracy"] == pytest.approx(right.float().mean().item()), "of images that are not augmented"
+        assert [row["class"] for row in evaluation.by_class()] == ["a", "b", "c", "d"]
     assert [predict.Names.unused(names, "x/a.png") for names in [predict.Names()] * 3] == [
         "x/a.png",
         "x/a_2.png",
@@ -219,7 +219,7 @@ def test_samples_of_one_file_have_a_row_each_and_a_split_of_a_training_set_is_no
     ]
 
 
-@pytest.mark.parametrize("name", ["evaluate", "predict", "export"])
+@pytest.mark.parametrize("name", [pytest.param("evaluate", marks=pytest.mark.slow), "predict", "export"])
 def test_a_program_starts_in_any_folder_and_a_mistake_is_one_sentence(tmp_path, name, python, bound):
     program = ROOT / "extras" / "finished" / f"{name}.py"
     done = python.run(program, tmp_path, cwd=tmp_path, timeout=bound)
@@ -293,7 +293,7 @@ def test_new_images_are_prepared_where_the_test_set_was_split_off_the_training_s
     if is_mixture:
         prefix = "data.parts.one"
         choice = ["data=mix", "+data@data.parts.one=image_table"]
-    config = composed(*choice, "model=linear", "data.val_fraction=0.25", "train.epochs=1", "train.batch_size=4")
+    config = composed(*choice, "model=linear data.val_fraction=0.25 train.epochs=1 train.batch_size=4")
     for key, value in part.items():
         OmegaConf.update(config, f"{prefix}.{key}", value)
     config.loader.num_workers = 1

@@ -17,8 +17,7 @@ mlflow = Later("mlflow.tracking")
 events = Later("tensorboard.backend.event_processing.event_accumulator")
 HERE = __name__.rpartition(".")[2]
 RECORDER = f"+callbacks.recorder={{_target_: {HERE}.Recorder, fails_at: %s}}"
-ONE_EPOCH = ("model=linear", "train.epochs=1")
-SMALLER = [*SMALL, "data.length=128", "model=linear", "callbacks/standard=[best]"]
+SMALLER = [*SMALL, "data.length=128", "callbacks/standard=[best]"]
 
 
 class Recorder(Logger):
@@ -49,20 +48,20 @@ class Recorder(Logger):
 
 def test_a_logger_gets_the_lines_of_metrics_jsonl_and_the_summary_and_a_job_of_a_sweep_continues_its_own(tmp_path):
     (tmp_path / "multirun.yaml").touch()
-    summary = train(tmp_path / "1", RECORDER % "nothing", *ONE_EPOCH)
+    summary = train(tmp_path / "1", RECORDER % "nothing", "train.epochs=1")
     start, *lines, finish = Recorder.made.calls
     recorder = Recorder.made
     assert start == ("start", 0, None) and finish[1]["test_accuracy"] == summary["test_accuracy"]
     steps = [step for _, step, _ in lines]
     assert steps == sorted(steps) and "loss" in lines[0][2] and "step" not in lines[0][2]
     assert (recorder.sweep, recorder.run_name) == (tmp_path, f"{tmp_path.name}/1")
-    train(tmp_path / "1", RECORDER % "nothing", *ONE_EPOCH, "train.epochs=2")
+    train(tmp_path / "1", RECORDER % "nothing", "train.epochs=2")
     assert Recorder.made.calls[0] == ("start", 8, "id")
 
 
 @pytest.mark.parametrize("at", ["start", "metrics", "finish"])
 def test_a_logger_that_fails_is_left_out_with_one_warning(tmp_path, caplog, at):
-    train(tmp_path, RECORDER % at, *ONE_EPOCH)
+    train(tmp_path, RECORDER % at, "train.epochs=1")
     said = [text for text in caplog.messages if text.startswith("logger=")]
     assert said == [f"logger=recorder failed and is left out from here on: OSError: the network is down at the {at}"]
     assert Recorder.made.calls[-1][0] == at

@@ -15,7 +15,6 @@ from tests.training.extensions import Images
 
 HERE = __name__.rpartition(".")[2]
 REPORT = "+callbacks.report={_target_: extras.report.report.Report, seconds: 0}"
-LINEAR = ("model=linear", "loader.num_workers=0")
 EVIL = "<script>alert('1')</script>&"
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010800000000"
@@ -71,7 +70,7 @@ def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path):
     Witness.running = []
     evil = f"data._target_={HERE}.Evil"
     witness = f"+callbacks.witness._target_={HERE}.Witness"
-    summary = train(tmp_path, REPORT, witness, *LINEAR, evil, "timing.warmup_steps=0")
+    summary = train(tmp_path, REPORT, witness, evil, "timing.warmup_steps=0")
     found = parts(tmp_path)
     assert Witness.running[0], "it is written while the run trains"
     assert " finished " in found.text and summary["verdict"] in found.text
@@ -86,7 +85,7 @@ def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path):
 
 
 def test_the_first_batch_is_shown_as_it_was_before_it_was_normalised_with_its_range(tmp_path):
-    train(tmp_path, REPORT, *LINEAR, f"data._target_={HERE}.Evil", "augment.mixup=1.0")
+    train(tmp_path, REPORT, f"data._target_={HERE}.Evil augment.mixup=1.0")
     seen = json.loads((tmp_path / "first_batch.json").read_text())
     stages = [(row["stage"], row["dtype"], row["shape"], row["highest"]) for row in seen["rows"]]
     assert stages == [
@@ -102,13 +101,12 @@ def test_the_first_batch_is_shown_as_it_was_before_it_was_normalised_with_its_ra
 @pytest.mark.parametrize(
     ("settings", "remedy"),
     [
-        (f"augment.transform._target_={HERE}.clipping", "does it expect another range?"),
-        ("data.mean=[-40,-40,-40]", "networks train well on about -3 to 3"),
+        (f"data._target_={HERE}.Noise augment.transform._target_={HERE}.clipping", "does it expect another range?"),
+        (f"data._target_={HERE}.WithMean", "networks train well on about -3 to 3"),
     ],
 )
 def test_a_wrong_range_is_a_warning_in_the_log_and_on_the_page(tmp_path, caplog, settings, remedy):
-    dataset = f"data._target_={HERE}.WithMean" if "mean" in settings else f"data._target_={HERE}.Noise"
-    train(tmp_path, REPORT, *LINEAR, dataset, *([] if "mean" in settings else [settings]))
+    train(tmp_path, REPORT, settings)
     assert remedy in caplog.text and remedy in parts(tmp_path).text
 
 
@@ -147,7 +145,7 @@ def test_an_image_is_noted_before_and_after_each_step_of_data_transform_and_the_
 
 def test_looking_at_a_batch_changes_no_number_of_a_run(tmp_path):
     drawing = "augment.transform._target_=torchvision.transforms.v2.RandomErasing"
-    settings = (*LINEAR, f"data._target_={HERE}.Noise", drawing)
+    settings = (f"data._target_={HERE}.Noise", drawing)
     plain = train(tmp_path / "plain", *settings)
     shown = train(tmp_path / "shown", REPORT, *settings)
     assert plain["test_loss"] == shown["test_loss"]
@@ -162,7 +160,7 @@ def test_a_page_that_cannot_be_written_is_a_warning_and_fails_no_run(tmp_path, m
         raise OSError("no space left")
 
     monkeypatch.setattr(f"extras.report.report.{broken}", fail)
-    summary = train(tmp_path, REPORT, *LINEAR)
+    summary = train(tmp_path, REPORT)
     assert summary["phase_seconds"] and "no space left" in caplog.text and (tmp_path / "report.md").exists()
 
 

@@ -17,7 +17,6 @@ from training.verdict import NO_GAIN, Measured
 
 HERE = __name__.rpartition(".")[2]
 REPORT = "+callbacks.report={_target_: extras.report.report.Report, seconds: %s}"
-LINEAR = ("model=linear", "loader.num_workers=0")
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +35,8 @@ class Witness:
 
 def test_a_report_begins_with_the_verdict_and_gives_the_range_also_where_others_are_busy(tmp_path, monkeypatch):
     monkeypatch.setattr("extras.report.report.Load.of_others", lambda _: 0.5)
-    threads = "loader=threads", "loader.num_workers=1"
-    summary = train(tmp_path, REPORT % 0.5, "model=linear", *threads, "timing.warmup_steps=0")
+    threads = "loader=threads loader.num_workers=1"
+    summary = train(tmp_path, REPORT % 0.5, threads, "timing.warmup_steps=0")
     text = (tmp_path / "report.md").read_text()
     assert text.splitlines()[3] == summary["verdict"]
     assert all(f"\n{row} " in text for row in ("computing", "the whole run, without imports", "step", "waiting"))
@@ -59,7 +58,7 @@ def test_the_measured_verdict_is_in_the_summary_in_the_report_and_in_the_last_li
     measured = Measured([1e-6, 2e-6], queueing=1.5e-6)
     monkeypatch.setattr("extras.report.report.measure_free_steps", lambda *_: measured)
     monkeypatch.setattr("training.verdict.WAITS", 1.0)
-    summary = train(tmp_path, REPORT % 0.5, *LINEAR, "timing.warmup_steps=0")
+    summary = train(tmp_path, REPORT % 0.5, "timing.warmup_steps=0")
     assert summary["verdict"].startswith("loader-bound") and summary["queueing_ms"] == pytest.approx(0.0015)
     assert (tmp_path / "report.md").read_text().splitlines()[3] == summary["verdict"]
     assert caplog.messages[-1].splitlines()[-1] == summary["verdict"]
@@ -104,16 +103,16 @@ def test_a_step_that_waits_for_the_device_itself_is_noticed_and_torchs_setting_i
 
 def test_each_moment_of_the_run_counts_for_one_phase(tmp_path):
     began = time.perf_counter()
-    summary = train(tmp_path, REPORT % 0, *LINEAR, "data.cost=wait", "data.cost_ms=0.2")
+    summary = train(tmp_path, REPORT % 0, "data.cost=wait data.cost_ms=0.2")
     seconds = summary["phase_seconds"]
     assert sum(seconds.values()) < time.perf_counter() - began
     assert seconds["first batch"] > 0.005 and seconds["waiting for data"] > 0.05 and min(seconds.values()) >= 0
 
 
 def test_measuring_changes_neither_checkpoints_nor_weights_nor_scores(tmp_path):
-    plain = train(tmp_path / "plain", *LINEAR)
+    plain = train(tmp_path / "plain")
     witness = f"+callbacks.witness._target_={HERE}.Witness"
-    measured = train(tmp_path / "measured", REPORT % 0.2, witness, *LINEAR)
+    measured = train(tmp_path / "measured", REPORT % 0.2, witness)
     one, other = (checkpoint(tmp_path / name) | {"config": None} for name in ("plain", "measured"))
     assert differences(one, other) == []
     assert measured["test_loss"] == plain["test_loss"] and measured["free_step_ms"]
@@ -122,12 +121,12 @@ def test_measuring_changes_neither_checkpoints_nor_weights_nor_scores(tmp_path):
 
 def test_free_data_are_measured_with_a_train_step_that_does_not_always_step_under_fp16(tmp_path):
     every_other = f"trainer._target_={EXTENSIONS}.EveryOther"
-    assert train(tmp_path, REPORT % 0.2, *LINEAR, every_other, "train.precision=fp16")["free_step_ms"]
+    assert train(tmp_path, REPORT % 0.2, every_other, "train.precision=fp16")["free_step_ms"]
 
 
 def test_after_a_signal_the_report_says_where_time_went_until_then(tmp_path):
     with pytest.raises(Stopped):
-        train(tmp_path, REPORT % 2.0, *stop(3), *LINEAR)
+        train(tmp_path, REPORT % 2.0, *stop(3))
     text = (tmp_path / "report.md").read_text()
     assert re.search(r"^step +\d", text, re.MULTILINE) and "Free data were not measured" in text
     assert text.splitlines()[3].partition(":")[0] in ("data-bound", "compute-bound")
@@ -137,9 +136,9 @@ def test_a_measurement_that_fails_leaves_the_run_complete_and_one_without_steps_
     tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr("extras.report.free_data.kept_batches", lambda *_: [])
-    summary = train(tmp_path / "run", REPORT % 2.0, *LINEAR)
+    summary = train(tmp_path / "run", REPORT % 2.0)
     assert "could not be measured: IndexError" in caplog.text and summary["free_step_ms"] is None
-    resumed = train(tmp_path / "again", REPORT % 2.0, f"train.resume={tmp_path / 'run'}", *LINEAR)
+    resumed = train(tmp_path / "again", REPORT % 2.0, f"train.resume={tmp_path / 'run'}")
     assert resumed["free_step_ms"] is None and (tmp_path / "again" / "report.md").exists()
 
 
@@ -155,7 +154,7 @@ def test_what_this_process_computes_is_not_charged_to_others():
 @pytest.mark.timeout(300)
 def test_a_built_in_bottleneck_is_named_and_the_range_fits_it(tmp_path):
     settings = (REPORT % 2.0, "data.length=1600", "timing.warmup_steps=5", "loader=workers", "loader.num_workers=1")
-    waits = train(tmp_path / "waits", *settings, "model=linear", "data.cost=wait", "data.cost_ms=1")
+    waits = train(tmp_path / "waits", *settings, "data.cost=wait data.cost_ms=1")
     assert waits["verdict"].startswith("data-bound") and waits["free_data_gain"][0] > 2
-    computes = train(tmp_path / "computes", *settings, "model=small_cnn", "data.image_size=48")
+    computes = train(tmp_path / "computes", *settings, "model=small_cnn data.image_size=48")
     assert computes["verdict"].startswith("compute-bound") and computes["free_data_gain"][0] < 1.5

@@ -34,7 +34,7 @@ def test_the_picture_of_many_workers_is_wider_than_tall():
 
 
 def test_a_run_writes_a_picture_and_a_trace_of_its_workers_steps_and_evaluation(tmp_path):
-    summary = train(tmp_path, TIMELINE % 8, "timing.warmup_steps=2", "loader=workers", "loader.num_workers=1")
+    summary = train(tmp_path, TIMELINE % 8, "timing.warmup_steps=2 loader=workers loader.num_workers=1")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}

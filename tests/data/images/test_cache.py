@@ -283,17 +283,17 @@ def test_writers_that_are_killed_at_any_time_leave_no_wrong_image(make, uncached
 
 
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped_with_and_without_what_was_stored(images, tmp_path):
-    cached = [
-        *("data=image_folder", f"data.root={images}", "data.image_size=16", "data.cache_side=30", "model=linear"),
-        *("train.batch_size=4", "train.epochs=2", "train.warmup_epochs=0", "callbacks/standard=[best]"),
-        *("data.cache=disk", f"data.cache_dir={tmp_path / 'cache'}", "loader=workers", "device=cpu"),
-    ]
-    run(composed(*cached, "loader.num_workers=2"), tmp_path / "whole")
+    cached = (
+        f"data=image_folder data.root={images} data.image_size=16 data.cache_side=30 model=linear "
+        "train.batch_size=4 train.epochs=2 train.warmup_epochs=0 callbacks/standard=[best] data.cache=disk "
+        f"data.cache_dir={tmp_path / 'cache'} loader=workers device=cpu"
+    )
+    run(composed(cached, "loader.num_workers=2"), tmp_path / "whole")
     with pytest.raises(Stopped):
-        run(composed(*cached, *stop(4), "loader.num_workers=1"), tmp_path / "stopped")
+        run(composed(cached, *stop(4), "loader.num_workers=1"), tmp_path / "stopped")
     for file in (tmp_path / "cache").iterdir():
         file.unlink()
-    run(composed(*cached, "loader.num_workers=0"), tmp_path / "stopped")
+    run(composed(cached, "loader.num_workers=0"), tmp_path / "stopped")
     assert differences(checkpoint(tmp_path / "stopped")["model"], checkpoint(tmp_path / "whole")["model"]) == []
 
 
