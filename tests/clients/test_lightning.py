@@ -76,8 +76,7 @@ def test_predictions_come_for_every_sample_in_order(settings):
     assert torch.cat(batches).tolist() == list(range(LENGTH))
 
 
-@pytest.mark.parametrize("kind", ["seeded", "preloader"])
-@pytest.mark.parametrize("step", [6, 8], ids=["at_an_epochs_end", "within_an_epoch"])
+@pytest.mark.parametrize(("kind", "step"), [("seeded", 6), ("preloader", 8)])  # an epoch has 6
 def test_a_run_resumed_from_a_checkpoint_gets_the_batches_that_were_left(kind, step, tmp_path):
     whole = Recorder()
     resumed = Recorder()

@@ -84,7 +84,7 @@ def check_masks(run: Path, summary: dict[str, Any]) -> None:
     table = Path(import_module("extras.finished.predict").main([str(run)]))
     rows = list(csv.DictReader(table.read_text().splitlines()))
     with Image.open(rows[0]["mask"]) as mask:
-        assert len(rows) == 16 and mask.size == (32, 32) and np.asarray(mask).max() <= 2
+        assert len(rows) == 8 and mask.size == (32, 32) and np.asarray(mask).max() <= 2
 
 
 def check_boxes(run: Path, summary: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ resnets = Later("models.resnet")
 MODELS = {
     "linear": linear,
     "small_cnn": SmallCNN,
-    "resnet18": lambda **options: resnets.resnet("resnet18", small_images=True, **options),
     "resnet50": lambda **options: resnets.resnet("resnet50", small_images=False, **options),
 }
 

@@ -55,6 +55,12 @@ class Faulty(Images):
             "three fields": (image, label, 7),
             "no label": (image, None),
             "other test images": (image if self.train else image[:6], label),
+            "no channel": (image[..., 0], label),
+            "channels first": (image.permute(2, 0, 1), label),
+            "negative strides": (image.numpy()[::-1], label),
+            "doubles": (image.permute(2, 0, 1).double(), label),
+            "shares": (image, torch.tensor([0.9 - 0.8 * label, 0.1 + 0.8 * label])),
+            "a wrong label later": (image, label + 5 * (index == 37)),
         }
         return faults.get(self.fault, (image, label))
 

@@ -73,10 +73,6 @@ def fault(name: str) -> str:
     return f"data._target_={EXTENSIONS}.Faulty +data.fault='{name}'"
 
 
-def formed(form: str) -> str:
-    return own("data", "Formed") + f" +data.form='{form}'"
-
-
 def metric(name: str, chosen: str, module: str = __name__) -> str:
     return f"task.metrics={{m: {{_target_: {module}.{name}}}}} task.metric={chosen}"
 
@@ -94,14 +90,6 @@ class Labelled(Images):
         return np.arange(self.length) % 2 + (np.arange(self.length) == 37)
 
 
-class Late(Images):
-    """Sample 37 has a wrong label; the first samples are right."""
-
-    def __getitem__(self, index: int) -> Any:
-        image, label = super().__getitem__(index)
-        return image, label + 5 * (index == 37)
-
-
 class Unlabelled(Images):
     """The second image of each kind has a label that a loss leaves out, and so it is in `labels`."""
 
@@ -113,35 +101,8 @@ class Unlabelled(Images):
         return super().__getitem__(index)[0], self.labels[index]
 
 
-class Formed(Images):
-    """`form` is what is unusual about the images."""
-
-    forms = {  # noqa: RUF012
-        "no channel": lambda image: image[..., 0],
-        "channels first": lambda image: image.permute(2, 0, 1),
-        "negative strides": lambda image: image.numpy()[::-1],
-        "doubles": lambda image: image.permute(2, 0, 1).double(),
-    }
-
-    def __init__(self, train: bool, form: str, **options: Any) -> None:
-        super().__init__(train, **options)
-        self.form = form
-
-    def __getitem__(self, index: int) -> Any:
-        image, label = super().__getitem__(index)
-        return self.forms[self.form](image), label
-
-
 def lazy(num_classes: int, **_: Any) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
-
-
-class Soft(Images):
-    """Each label is the shares of the two classes."""
-
-    def __getitem__(self, index: int) -> Any:
-        image, label = super().__getitem__(index)
-        return image, torch.tensor([0.9 - 0.8 * label, 0.1 + 0.8 * label])
 
 
 STREAM = f"data._target_={EXTENSIONS}.Stream"
@@ -162,17 +123,17 @@ NOT_FITTING = {
         f"{STREAM} train.steps_per_epoch=2 data.val_fraction=0.1",
         [r"data.val_fraction=0\.1: Stream is a stream"],
     ),
-    "a grey image without a channel": (formed("no channel"), [r"'image' is uint8 \(8, 8\): .* channels last"]),
+    "a grey image without a channel": (fault("no channel"), [r"'image' is uint8 \(8, 8\): .* channels last"]),
     "an image with its channels first": (
-        formed("channels first"),
+        fault("channels first"),
         [r"'image' is uint8 \(3, 8, 8\): .* channels last"],
     ),
     "an image that is mirrored in place": (
-        formed("negative strides"),
+        fault("negative strides"),
         ["two samples cannot make a batch", "negative"],
     ),
     "doubles for lazy weights": (
-        f"{own('model', 'lazy')} {formed('doubles')}",
+        f"{own('model', 'lazy')} {fault('doubles')}",
         ["Sequential cannot use the first training samples", "dtype"],
     ),
     "no labels to count": ("task.class_weights=balanced", ["task.class_weights=balanced: Images has no `labels`"]),
@@ -230,7 +191,7 @@ def test_a_metric_that_needs_more_samples_is_named_by_the_first_evaluation(tmp_p
 
 def test_a_wrong_label_of_a_later_batch_is_named_with_its_batch(tmp_path, error):
     with error(r"step \d, in epoch 1: the label of row \d+ is 6: number them 0 to 1"):
-        train(tmp_path, IMAGES, own("data", "Late"))
+        train(tmp_path, IMAGES, fault("a wrong label later"))
 
 
 @pytest.mark.parametrize(("label", "sentence"), [(255, ""), (-1, r"labels.*: give the numbers of classes, 0 to 1")])
@@ -256,7 +217,7 @@ FITTING = {
     "a stream of one sample": ONE,
     "first samples that cannot be read": fault("unreadable") + " loader.on_error=skip loader=workers",
     "float images": fault("floats"),
-    "mixup of labels that are shares": own("data", "Soft") + " augment.mixup=0.2",
+    "mixup of labels that are shares": fault("shares") + " augment.mixup=0.2",
 }
 
 

@@ -208,7 +208,8 @@ def test_samples_of_one_file_have_a_row_each_and_a_split_of_a_training_set_is_no
         images = torch.stack([plain[index][0] for index in dataset.indices])
         outputs = network.outputs(network.data.transform({"image": images, "label": torch.zeros(len(images))}))
         assert [row["class"] for row in rows] == Crops.classes[outputs.argmax(1)].tolist()
-        _, scores, evaluation = evaluate.evaluate(network, network.dataset(split))
+        again = FinishedRun(tmp_path)
+        _, scores, evaluation = evaluate.evaluate(again, again.dataset(split))
         right = outputs.argmax(1) == Crops.labels[dataset.indices]
         assert scores["accuracy"] == pytest.approx(right.float().mean().item()), "of images that are not augmented"
         assert [row["class"] for row in evaluation.by_class()] == ["a", "b", "c", "d"]
@@ -219,7 +220,9 @@ def test_samples_of_one_file_have_a_row_each_and_a_split_of_a_training_set_is_no
     ]
 
 
-@pytest.mark.parametrize("name", [pytest.param("evaluate", marks=pytest.mark.slow), "predict", "export"])
+@pytest.mark.parametrize(
+    "name", ["predict", *(pytest.param(name, marks=pytest.mark.slow) for name in ("evaluate", "export"))]
+)
 def test_a_program_starts_in_any_folder_and_a_mistake_is_one_sentence(tmp_path, name, python, bound):
     program = ROOT / "extras" / "finished" / f"{name}.py"
     done = python.run(program, tmp_path, cwd=tmp_path, timeout=bound)

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from extras.slurm.slurm import Requeue
+from tests.configs import FAST
 
 ROOT = Path(__file__).resolve().parents[3]
-SMALL = ["data=synthetic", "data.test_length=16", "data.image_size=8", "model=linear", "train.batch_size=16"]
-SMALL += ["callbacks/standard=[best,sweep,slurm]"]
+SMALL = [*FAST, "callbacks/standard=[best,sweep,slurm]"]
 
 
 def command(launcher: str, *arguments: str) -> list[str]:
@@ -30,7 +30,7 @@ def command(launcher: str, *arguments: str) -> list[str]:
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_jobs_in_other_processes_start_workers_and_a_failed_one_is_noted(launcher, tmp_path):
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
-    run = ["data.length=64", "train.epochs=1", "loader=prefetch", "loader.num_workers=1,-1"]
+    run = ["loader=prefetch", "loader.num_workers=1,-1"]
     # The other folder, from which neither train.py nor conf/ can be found, is on purpose.
     done = subprocess.run(command(launcher, *run), cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 1, done.stderr
