@@ -94,7 +94,7 @@ def check_resume(folder: Path, undisturbed: Path, config: str, stops: list[tuple
 @pytest.mark.parametrize(
     ("config", "stops", "loaders"),
     [
-        ("batch norm", [(3, "SIGTERM"), (4, "SIGINT")], ["workers 2", "torch 0", "threads 2"]),
+        ("batch norm", [(3, "SIGTERM"), (5, "SIGINT")], ["workers 2", "torch 0", "threads 2"]),
         ("ema, accumulate, clip", [(5, "SIGTERM"), (13, "error")], ["torch 0", "prefetch 1", "workers 0"]),
         ("bf16", [(8, "evaluation")], ["torch 1", "workers 0"]),
         ("fp16, clip", [(7, "SIGINT"), (16, "SIGTERM")], ["torch 0", "torch 0", "workers 0"]),
