@@ -52,9 +52,8 @@ def test_shares_of_classes_and_other_losses_count_every_sample():
 
 def test_a_run_counts_no_label_that_its_loss_ignores(tmp_path):
     """Of the first 15 test samples none has a label: a batch without any has no mean loss either."""
-    own = f"data._target_={__name__}.HalfLabelled"
-    settings = [*IMAGES, own, IGNORING, "data.test_length=32", "train.epochs=12", "optim.lr=0.1"]
-    summary = train(tmp_path, *settings)
+    own = f"data._target_={__name__}.HalfLabelled data.test_length=32 train.epochs=12 optim.lr=0.1"
+    summary = train(tmp_path, IMAGES, own, IGNORING)
     assert summary["test_accuracy"] == 1.0 and summary["test_loss"] < 1
     last = [line for line in metrics(tmp_path) if "lr" in line][-1]
     assert last["accuracy"] == 1.0
