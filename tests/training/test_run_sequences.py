@@ -164,18 +164,17 @@ def check_sequence(root: Path, starts: list[Start]) -> None:
         assert differences(ours[name], wanted[name], name) == []
 
 
-ENDS = st.one_of(
-    st.tuples(st.sampled_from(["SIGTERM", "SIGINT", "SIGKILL", "error", "evaluation"]), st.integers(1, 6)),
-    st.tuples(st.just("KILL A FILE"), st.integers(1, 30)),
-    st.just(("full disk", 0)),
-)
-STARTS = st.builds(
-    lambda end, *others: Start(*end, *others),
-    ENDS,
-    st.sampled_from(list(CHANGES)),
-    st.booleans(),
-    st.booleans(),
-)
+HOW = st.sampled_from(["SIGTERM", "SIGINT", "SIGKILL", "error", "evaluation"])
+ENDS = st.tuples(HOW, st.integers(1, 6)) | st.tuples(st.just("KILL A FILE"), st.integers(1, 30))
+FULL = st.just(("full disk", 0))
+
+
+def start_that(ends: tuple[str, int], change: str, moves: bool, evaluates: bool) -> Start:
+    how, at = ends
+    return Start(how, at, change, moves, evaluates)
+
+
+STARTS = st.builds(start_that, ENDS | FULL, st.sampled_from(list(CHANGES)), st.booleans(), st.booleans())
 
 
 @pytest.mark.parametrize(
