@@ -123,7 +123,7 @@ class Forking(Noisy):
         if index == 7:
             child = os.fork()
             if child == 0:
-                threading.Event().wait(60)
+                threading.Event().wait(300)
                 os._exit(0)
             self.left_behind.value = child
             os.kill(os.getpid(), signal.SIGKILL)
