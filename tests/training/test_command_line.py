@@ -151,7 +151,7 @@ def settings_of(folder: Path) -> tuple:
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("~/earlier", "hydra.run.dir=~/new"), ("earlier/checkpoints/last.pt", "hydra.job.chdir=true")],
+    [("~/earlier", "hydra.run.dir=~/new"), ("earlier/checkpoints/step-0000002.pt", "hydra.job.chdir=true")],
 )
 def test_a_run_is_continued_by_its_folder_or_a_file_with_its_settings(
     command, tmp_path, monkeypatch, earlier, name, more
