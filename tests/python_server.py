@@ -65,6 +65,7 @@ class PythonServer:
         return subprocess.CompletedProcess(arguments, program.returncode, out, err)
 
     def close(self) -> None:
+        self._control.shutdown(socket.SHUT_RDWR)  # a process that a test has forked may hold a copy of it
         self._control.close()
         assert self._process.wait() == 0
 
