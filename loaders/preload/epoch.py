@@ -139,7 +139,7 @@ class PreloadedEpoch:
         return self._thread is not None and self._thread.is_alive()
 
     def leave(self) -> None:
-        """Is called when another consumer of the loader begins: the thread must not use the loader meanwhile."""
+        """Stops the thread, because another consumer of the loader begins."""
         if not self._is_ended:
             self.end()
 
