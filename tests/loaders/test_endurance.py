@@ -1,12 +1,13 @@
 """A loader that runs for weeks: memory stays flat and nothing is left over, also where an evaluation loader is forked
 in each epoch. The short form runs always, the long one is slow.
 
-`python tests/loaders/test_endurance.py preloader 12 22` prints the figures.
+`python tests/loaders/test_endurance.py preloader 12 72` prints the figures.
 """
 
 import gc
 import json
 import multiprocessing
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -23,7 +24,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 def loader_over(dataset, **settings):
     settings = {"num_workers": 2, "seed": 0, "persistent_workers": True, "shuffle": True, **settings}
-    return WorkerLoader(dataset(100, size=200), 20, **settings)
+    return WorkerLoader(dataset(60, size=128), 20, **settings)
 
 
 def own_memory(pid):
@@ -66,17 +67,17 @@ WAYS = {
 def figures(way, early, late):
     """What is held after `early` epochs, after `late` epochs, and after the loader was closed.
 
-    `memory` is a list: what was held after each of the last 5 epochs. It moves by a few batches from epoch to epoch.
+    `memory` is a list: what was held after each of the last 5 epochs. It moves by up to some twenty batches, as many
+    as the loader has slots: how many of them are in use depends on the workers' speed.
     """
     with WAYS[way]() as loader:
 
         def epoch():
             for number, batch in enumerate(loader):
                 batch["image"].sum()  # pages that were never touched here would not count as this process's
-                if number == 2:  # an evaluation loader is forked while a batch is held
+                if number == 1:  # an evaluation loader is forked while a batch is held
                     with loader_over(WrittenImages, persistent_workers=False) as evaluation:
-                        for _ in zip(range(2), evaluation, strict=False):
-                            pass
+                        next(iter(evaluation))
             del batch
 
         def after(epochs):
@@ -96,17 +97,19 @@ def figures(way, early, late):
 
 
 @pytest.mark.parametrize(
-    ("way", "early", "late"), [("preloader", 12, 22), *(pytest.param(way, 50, 1000, marks=SLOW) for way in WAYS)]
+    ("way", "early", "late"), [("preloader", 12, 72), *(pytest.param(way, 50, 1000, marks=SLOW) for way in WAYS)]
 )
-def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_beginning(python, way, early, late):
-    # A program of its own: workers copy the heap that they inherit little by little, and pytest's is large.
-    program = python.run(__file__, way, early, late, timeout=100 if late < 50 else 800, check=True)
-    measured = json.loads(program.stdout)
+def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_beginning(way, early, late):
+    # A new interpreter: workers copy the heap that they inherit little by little, and that of pytest or of the server
+    # in tests/python_server.py is large.
+    program = [sys.executable, __file__, way, str(early), str(late)]
+    timeout = 100 if late < 100 else 800
+    measured = json.loads(subprocess.run(program, capture_output=True, timeout=timeout, check=True).stdout)
     before = measured["before"]
     after = measured["after"]
     assert measured["left"] == {"deaths": 0, "children": 0}
-    # Half of what one batch (of 2.4 MB) in each epoch would come to in the short form.
-    assert min(after["memory"]) < max(before["memory"]) + 12e6
+    # Half of what one batch (of 1 MB) in each epoch would come to in the short form.
+    assert min(after["memory"]) < max(before["memory"]) + 30e6
     for figure in ("descriptors", "mappings"):
         assert after[figure] <= before[figure] + 24
     for figure in ("processes", "threads"):
