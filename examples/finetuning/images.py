@@ -43,6 +43,9 @@ class Balanced:
             yield from self.order[self.starts[classes] + places].tolist()
 
 
+balanced = Balanced  # the settings of earlier runs, which a resume reads, have this name
+
+
 def write(folder: Path, most: int = 200, classes: int = 4) -> None:
     """Writes folder/train/CLASS/*.png and folder/val/CLASS/*.png; each class has half as many as the one before."""
     for split, images in (("train", FashionMini(True).without_augmentation()), ("val", FashionMini(False))):
