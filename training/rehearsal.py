@@ -27,45 +27,66 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
     smallest: the samples of the smallest part of a batch. If there is a part of one, the network also trains on one.
     Raises ConfigError that says what failed, or if no score has the name task.metric, or its direction is not known.
     """
-    task = trainer.task
-    kind = type(trainer)
+    metric = trainer.task.metric
     with no_trace(trainer):
         first, tested = move((data.first, data.first_tested), lambda tensor: tensor.to(trainer.device))
-        batch = data.augment(first, Random(0, 0, 0))
-        complaint = f"{type(trainer.model).__name__} and {type(task).__name__} cannot use the first"
-        if kind.training_step is Trainer.training_step and kind.train_step is Trainer.train_step:
-            with naming_batch(f"{complaint} training samples", batch):
-                trainer.training_step(batch)
-            if smallest <= 1:
-                trainer.begin_training()
-                sentence = "a batch or a part of it has one sample, on which nothing can train: "
-                sentence += "set train.last_batch=drop, or another train.batch_size or train.accumulate"
-                with naming_batch(sentence, batch):
-                    trainer.training_step(rows_of(batch, slice(1), task.count(batch)))
-                trainer.model.eval()
-        batch = data.transform(tested)
-        with naming_batch(
-            f"{complaint} test samples, or {kind.__name__}.evaluation_step returns no scores by name", batch
-        ):
-            names = [*trainer.evaluation_step(batch).keys()]
-        with naming_batch("task.metrics cannot compute", batch):
-            try:
-                names += trainer.metrics.compute()
-            except (ValueError, RuntimeError) as error:  # torchmetrics raises these for too few samples
-                log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
-                if trainer.metrics.metric_of(task.metric):  # compute() may work on more samples
-                    names.append(task.metric)
+        rehearse_training(trainer, data.augment(first, Random(0, 0, 0)), smallest)
+        names = rehearse_evaluation(trainer, data.transform(tested))
     if left_out := trainer.metrics.left_out:
         log.warning("task.metrics: %s: not numbers, so they are left out", ", ".join(left_out))
-    if task.metric not in names:
-        raise ConfigError(f"task.metric={task.metric}: it is one of {', '.join(names)}")
-    if task.higher_is_better is None:
-        metric = trainer.metrics.metric_of(task.metric)
-        task.higher_is_better = getattr(metric, "higher_is_better", None)
-    if task.higher_is_better is None:
-        task.higher_is_better = DIRECTIONS.get(task.metric.lower())
-    if task.higher_is_better is None:
-        raise ConfigError(f"task.metric={task.metric}: say which is the best: task.higher_is_better=true or false")
+    if metric not in names:
+        raise ConfigError(f"task.metric={metric}: it is one of {', '.join(names)}")
+    trainer.task.higher_is_better = direction_of(trainer)
+
+
+def rehearse_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None:
+    """Runs `training_step`, if it is ours, on the first samples, and on a single one if a part of a batch has one."""
+    kind = type(trainer)
+    if kind.training_step is not Trainer.training_step or kind.train_step is not Trainer.train_step:
+        return
+    with naming_batch(f"{names_of(trainer)} cannot use the first training samples", batch):
+        trainer.training_step(batch)
+    if smallest <= 1:
+        trainer.begin_training()
+        sentence = "a batch or a part of it has one sample, on which nothing can train: "
+        sentence += "set train.last_batch=drop, or another train.batch_size or train.accumulate"
+        with naming_batch(sentence, batch):
+            trainer.training_step(rows_of(batch, slice(1), trainer.task.count(batch)))
+        trainer.model.eval()
+
+
+def rehearse_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
+    """Evaluates the first test samples. Returns the names of the scores and of the metrics' values."""
+    sentence = f"{names_of(trainer)} cannot use the first test samples"
+    sentence += f", or {type(trainer).__name__}.evaluation_step returns no scores by name"
+    with naming_batch(sentence, batch):
+        names = [*trainer.evaluation_step(batch).keys()]
+    with naming_batch("task.metrics cannot compute", batch):
+        try:
+            names += trainer.metrics.compute()
+        except (ValueError, RuntimeError) as error:  # torchmetrics raises these for too few samples
+            log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
+            if trainer.metrics.metric_of(trainer.task.metric):  # compute() may work on more samples
+                names.append(trainer.task.metric)
+    return names
+
+
+def names_of(trainer: Trainer) -> str:
+    return f"{type(trainer.model).__name__} and {type(trainer.task).__name__}"
+
+
+def direction_of(trainer: Trainer) -> bool:
+    """Whether a higher task.metric is better: as the task says, the metric itself, or the metric's name."""
+    task = trainer.task
+    metric = trainer.metrics.metric_of(task.metric)
+    for answer in (
+        task.higher_is_better,
+        getattr(metric, "higher_is_better", None),
+        DIRECTIONS.get(task.metric.lower()),
+    ):
+        if answer is not None:
+            return bool(answer)
+    raise ConfigError(f"task.metric={task.metric}: say which is the best: task.higher_is_better=true or false")
 
 
 @contextmanager
