@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from data.augment import Policy
 from data.errors import DataError
 from data.own_transform import Transformed
 
@@ -18,7 +17,7 @@ class ArrayDataset(Transformed):
     images: uint8 (N, H, W, C); labels: integers (N,) or (N, 1), indices into `classes`.
     mean, std: one number per channel, for pixels scaled to 0..1.
     pad: pixels by which the images are padded (reflected) before a crop of (H, W) is taken; 0: no crop.
-    flip: whether samples are mirrored. policy: "trivial" or "rand" (data.augment.Policy), or None.
+    flip: whether samples are mirrored.
     transforms: the arguments of Transformed: your own transform, instead of crop and flip or after them.
     With train=False samples are not augmented. The attribute `images` has the padded images.
     Raises DataError for an argument that does not fit.
@@ -35,11 +34,9 @@ class ArrayDataset(Transformed):
         train: bool,
         pad: int = 0,
         flip: bool = False,
-        policy: str | None = None,
         **transforms: Any,
     ) -> None:
         super().__init__(train, **transforms)
-        self.check_policy(policy)
         if images.dtype != np.uint8 or images.ndim != 4:
             raise DataError(f"images must be uint8 of shape (N, H, W, C), not {images.dtype} {images.shape}")
         labels = np.asarray(labels)  # also of lists and pandas
@@ -55,18 +52,12 @@ class ArrayDataset(Transformed):
         self.classes = tuple(classes)
         self.mean = tuple(mean)
         self.std = tuple(std)
-        self.policy = None if policy is None else Policy(policy, channels=self.image_shape[2])
         self.pad = pad
         self.flip = flip
         if not train or self.gets_whole_images:
-            self.policy = None
             self.pad = 0
             self.flip = False
-        self._draws = 0  # random numbers that a sample needs
-        if self.pad or self.flip or self.policy is not None:
-            self._draws = 3
-        if self.policy is not None:
-            self._draws += self.policy.draws
+        self._draws = 3 if self.pad or self.flip else 0  # random numbers that a sample needs
         sides = (self.pad, self.pad)
         self.images = np.pad(images, ((0, 0), sides, sides, (0, 0)), mode="reflect")
         self.labels = labels.astype(np.int64).reshape(-1)
@@ -123,8 +114,6 @@ class ArrayDataset(Transformed):
 
     def augment_batch(self, batch: dict[str, torch.Tensor], random: Any) -> dict[str, torch.Tensor]:
         """Makes the samples of `read_batch` from rows of `arrays()`, on any device; without `random` not augmented."""
-        if self.policy is not None and random is not None:
-            raise DataError("data.policy augments single images, not whole batches: use loader=prefetch")
         if not (self.pad or self.flip):
             return batch
         images = batch["image"]
@@ -153,18 +142,15 @@ class ArrayDataset(Transformed):
         height, width, _ = self.image_shape
         return images[:, self.pad : self.pad + height, self.pad : self.pad + width]
 
-    def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float, *policy: float) -> np.ndarray:
+    def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float) -> np.ndarray:
         height, width, _ = self.image_shape
         offsets = 2 * self.pad + 1
         top = int(down * offsets)
         left = int(right * offsets)
         image = image[top : top + height, left : left + width]
         if self.flip and mirror < 0.5:
-            image = image[:, ::-1]
-        if self.policy is None:
-            return image
-        planes = torch.from_numpy(image.transpose(2, 0, 1).copy())
-        return self.policy(planes, policy).permute(1, 2, 0).numpy()
+            return image[:, ::-1]
+        return image
 
 
 def resized_middle(image: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -1,14 +1,13 @@
-"""Augment: erases boxes and mixes images in whole training batches, on the device. Policy: augments single images."""
+"""Augment: erases boxes and mixes images in whole training batches, on the device."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from data.batch_transform import BatchTransform
-from data.errors import DataError, Range, check_choice
+from data.errors import Range
 from data.transform import Normalize
 
 ERASE_AREA = (0.02, 0.33)  # smallest and largest erased box, as a share of the image's area
@@ -128,44 +127,3 @@ def erase_boxes(images: torch.Tensor, boxes: torch.Tensor) -> None:
     rows = (y >= top) & (y < bottom)  # (B, H)
     columns = (x >= left) & (x < right)  # (B, W)
     images.masked_fill_(rows[:, None, :, None] & columns[:, None, None, :], 0.0)
-
-
-class Policy:
-    """torchvision's TrivialAugment or RandAugment, with random numbers from the caller: `data.policy`.
-
-    torchvision's own classes, which apply the operations, draw from torch's default generator, which threads share.
-    `trivial`: one operation of random strength (Müller and Hutter, arXiv:2103.10158, "wide");
-    `rand`: two operations of strength 9 out of 31 (Cubuk et al., arXiv:1909.13719). Raises DataError for other names.
-    """
-
-    def __init__(self, name: str, channels: int = 3) -> None:
-        check_choice("data.policy", name, ("trivial", "rand"))
-        if channels not in (1, 3):
-            raise DataError(f"data.policy={name} is for images of 1 or 3 channels, not {channels}: set it to null")
-        # Imported here, because it takes a second in every worker that is spawned.
-        from torchvision.transforms import InterpolationMode, v2
-
-        kind = {"trivial": v2.TrivialAugmentWide, "rand": v2.RandAugment}[name]
-        self._policy = kind(interpolation=InterpolationMode.BILINEAR)
-        self._strength = getattr(self._policy, "magnitude", None)
-        self.draws = 3 * getattr(self._policy, "num_ops", 1)  # random numbers that an image needs
-
-    def __call__(self, image: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
-        """Augments a uint8 image (C, H, W), with C 1 or 3. `draws` are `self.draws` numbers in [0, 1)."""
-        height, width = image.shape[1:]
-        # Not kept in an attribute, because functions in it cannot be pickled.
-        operations = list(self._policy._AUGMENTATION_SPACE.items())
-        for start in range(0, self.draws, 3):
-            which, strength, sign = draws[start : start + 3]
-            name, (strengths_of, signed) = operations[int(which * len(operations))]
-            strengths = strengths_of(self._policy.num_magnitude_bins, height, width)
-            magnitude = 0.0
-            if strengths is not None:
-                chosen = int(strength * len(strengths)) if self._strength is None else self._strength
-                magnitude = float(strengths[chosen])
-            if signed and sign < 0.5:
-                magnitude = -magnitude
-            image = self._policy._apply_image_or_video_transform(
-                image, name, magnitude, self._policy.interpolation, self._policy._fill
-            )
-        return image

@@ -71,6 +71,9 @@ class OwnTransform:
 class Transformed:
     """Takes the keys that all our datasets have: the transforms, and stratify, see data.subset.split.
 
+    policy: "trivial" or "rand": training samples go through torchvision's TrivialAugmentWide (Müller and Hutter,
+    arXiv:2103.10158) or RandAugment (Cubuk et al., arXiv:1909.13719), after the crop and before `transform`.
+
     A subclass calls the attribute `transform`, if it is not None, in `__getitem__`: it is for this dataset's samples.
     The attribute `test_transform` is for test samples and new images.
     """
@@ -85,6 +88,7 @@ class Transformed:
         test_transform: Any = None,
         transform_input: str | None = None,
         transform_after: str = "decode",
+        policy: str | None = None,
         stratify: bool = False,
     ) -> None:
         self.stratify = stratify
@@ -96,6 +100,15 @@ class Transformed:
             self.test_transform = OwnTransform("data.test_transform", test_transform, transform_input, transform_after)
         if transform:
             self.own_transform = OwnTransform("data.transform", transform, transform_input, transform_after)
+        if policy is not None:
+            if self.own_transform is None:
+                self.own_transform = OwnTransform("data.policy", [], None, "crop")
+            if self.own_transform.after == "decode":
+                raise DataError(
+                    f"data.policy={policy} needs the crop that data.transform replaces: "
+                    "set data.policy=null, or data.transform_after=crop"
+                )
+            self.own_transform.steps.insert(0, Policy(policy))
         self.use_transform(self.own_transform if train else self.test_transform)
 
     @property
@@ -110,12 +123,21 @@ class Transformed:
         if transform is not None:
             self.read_batch = None
 
-    def check_policy(self, policy: str | None) -> None:
-        if policy is not None and self.own_transform is not None and self.own_transform.after == "decode":
-            raise DataError(
-                f"data.policy={policy} needs the crop that data.transform replaces: "
-                "set data.policy=null, or data.transform_after=crop"
-            )
+
+class Policy:
+    """torchvision's TrivialAugmentWide ("trivial") or RandAugment ("rand"), as a step of an OwnTransform."""
+
+    def __init__(self, name: str) -> None:
+        check_choice("data.policy", name, ("trivial", "rand"))
+        # Imported here, because it takes a second in every worker that is spawned.
+        from torchvision.transforms import InterpolationMode, v2
+
+        kind = {"trivial": v2.TrivialAugmentWide, "rand": v2.RandAugment}[name]
+        self._transform = kind(interpolation=InterpolationMode.BILINEAR)
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        augmented: torch.Tensor = self._transform(as_tensor(image))
+        return augmented
 
 
 def name_of(step: Any) -> str:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.augment import Augment, Policy, random_boxes
+from data.augment import Augment, random_boxes
 from data.transform import Normalize
 from loaders import Random
 from tests.data.reading import distance
@@ -141,20 +141,3 @@ def test_on_a_gpu_the_batch_is_the_same_and_the_host_does_not_wait():
         torch.cuda.set_sync_debug_mode("default")
     expected = augment(key=1, **settings)
     assert all(torch.allclose(result[name].cpu(), expected[name], atol=1e-5) for name in ("image", "label"))
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_trivial_augment_gives_the_pixels_of_torchvisions(channels):
-    source = pixels(channels, 40, 30)
-    theirs = v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)
-    used = set()
-    for seed in range(200):
-        torch.manual_seed(seed)
-        expected = theirs(source)
-        torch.manual_seed(seed)  # the same draws again; an operation without a strength leaves the others unused
-        which = torch.randint(14, ()).item()
-        strength = torch.randint(31, ()).item()
-        sign = torch.rand(()).item()
-        used.add(which)
-        assert torch.equal(Policy("trivial")(source, [(which + 0.5) / 14, (strength + 0.5) / 31, sign]), expected)
-    assert used == set(range(14))

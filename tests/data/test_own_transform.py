@@ -88,6 +88,23 @@ def test_after_the_crop_a_transform_gets_samples_as_they_are_without_it(folder):
             assert torch.equal(after.transform.steps[0].image, expected.permute(2, 0, 1))
 
 
+@pytest.mark.parametrize(("policy", "kind"), [("trivial", v2.TrivialAugmentWide), ("rand", v2.RandAugment)])
+def test_a_policy_is_torchvisions_augments_the_crop_and_comes_before_a_transform_of_crops(folder, policy, kind):
+    theirs = kind(interpolation=v2.InterpolationMode.BILINEAR)
+    for make in (arrays, partial(folder, image_size=16)):
+        torch.manual_seed(1)
+        crop = make()[3]["image"].permute(2, 0, 1)
+        expected = theirs(crop)
+        seen = Seen()
+        for options in ({}, {"transform": seen, "transform_input": "array", "transform_after": "crop"}):
+            dataset = pickle.loads(pickle.dumps(make(policy=policy, **options)))
+            torch.manual_seed(1)
+            assert torch.equal(dataset[3]["image"].permute(2, 0, 1), expected)
+        assert isinstance(dataset.transform.steps[-1].image, np.ndarray)
+        for plain in (make(False, policy=policy), make(policy=policy).without_augmentation()):
+            assert offers(plain, "read_batch") and plain.transform is None
+
+
 @pytest.mark.parametrize(
     ("result", "dtype", "shape"),
     [

@@ -33,7 +33,6 @@ def normalize(**batch):
         (arrays, {"images": np.zeros((2, 5, 4, 3))}, "uint8 of shape"),
         (arrays, {"labels": np.array([1])}, "2 images need labels of shape (2,)"),
         (arrays, {"labels": [0.5, 1.0]}, "labels of shape (2,), integers, not float64 (2,)"),
-        (arrays, {"images": np.zeros((2, 5, 4, 5), np.uint8), "policy": "rand"}, "images of 1 or 3 channels, not 5"),
         (arrays, {"labels": np.array([0, 2])}, "number them 0 to 1"),
         (arrays, {"pad": 4}, "data.pad=4 must be 0 to 3"),
         (Synthetic, {"cost": "nativ"}, "data.cost=nativ: use one of python, native, wait"),
