@@ -56,9 +56,9 @@ def bound() -> float:
 
 
 @pytest.fixture(scope="session")
-def python() -> Iterator[PythonServer]:
+def python(testrun_uid: str) -> Iterator[PythonServer]:
     """Starts programs, each in a new interpreter."""
-    server = PythonServer()
+    server = PythonServer(testrun_uid)
     yield server
     server.close()
 

@@ -4,6 +4,8 @@ Importing these takes seconds, most of the time of a short program. A program st
 two ways: the modules in PRELOADED are imported already, with the server's environment variables, and its exit neither
 clears them nor runs the destructors of C++ libraries, which would copy most of the server's memory. It imports this
 repository's modules itself, is its own `__main__`, and exits as any interpreter does but for that.
+
+All processes of one run of pytest share a server: the first that needs it starts it, and it exits after the last one.
 """
 
 from __future__ import annotations
@@ -35,16 +37,13 @@ MADV_COLLAPSE = 25  # of Linux 6.1; older ones refuse it
 
 
 class PythonServer:
-    """A server process. `start` and `run` work like subprocess.Popen and subprocess.run with this interpreter."""
+    """The server of this name. `start` and `run` are like subprocess.Popen and subprocess.run with this interpreter."""
 
-    def __init__(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            # A new session, so that Ctrl-C in the terminal does not reach the server, which would print a traceback.
-            options = {"pass_fds": [theirs.fileno()], "start_new_session": True}
-            # Python's own choice of warnings, whatever the user's is: tests look at what programs print.
-            options["env"] = {**os.environ, "PYTHONWARNINGS": ""}
-            self._process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], **options)
+    def __init__(self, name: str) -> None:
+        address = f"\0{name}"  # no file, so none is left behind
+        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        while self._control.connect_ex(address):
+            start_server(address)
 
     def start(self, *arguments: object, cwd: Path = ROOT, env: dict[str, str] | None = None) -> Program:
         """Starts `python *arguments`: "-c" and a program's text, or a script's path; then the program's arguments."""
@@ -67,7 +66,22 @@ class PythonServer:
     def close(self) -> None:
         self._control.shutdown(socket.SHUT_RDWR)  # a process that a test has forked may hold a copy of it
         self._control.close()
-        assert self._process.wait() == 0
+
+
+def start_server(address: str) -> None:
+    """Starts a server, unless another process does so at this moment. It answers when it has imported torch."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            listener.bind(address)
+        except OSError:
+            return
+        listener.listen()
+        listener.set_inheritable(True)
+        # Python's own choice of warnings, whatever the user's is: tests look at what programs print.
+        environment = {**os.environ, "PYTHONWARNINGS": ""}
+        command = [sys.executable, __file__, str(listener.fileno())]
+        # A new session, so that Ctrl-C in the terminal does not reach the server, which would print a traceback.
+        os.posix_spawn(sys.executable, command, environment, setsid=True)
 
 
 class Program:
@@ -132,33 +146,45 @@ def forget_modules(modules: dict[str, types.ModuleType]) -> None:
         sys.modules.pop(name, None)
 
 
-def serve(control: socket.socket) -> tuple[list, list[int]]:
+def serve(listener: socket.socket) -> tuple[list, list[int]]:
     """Forks a program for each request, until pytest exits. Returns, in each program, its request and descriptors."""
     running: dict[int, tuple[int, int]] = {}  # the process and the descriptor for its status, by its pidfd
+    controls: dict[int, socket.socket] = {}  # one for each process of pytest
     poll = select.poll()
-    poll.register(control, select.POLLIN)
+    poll.register(listener, select.POLLIN)
     while True:
-        for pidfd, _ in poll.poll():
-            if pidfd in running:
-                pid, status = running.pop(pidfd)
+        for fd, _ in poll.poll():
+            if fd == listener.fileno():
+                control, _ = listener.accept()
+                controls[control.fileno()] = control
+                poll.register(control, select.POLLIN)
+                continue
+            if fd in running:
+                pid, status = running.pop(fd)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 with suppress(BrokenPipeError):  # the test may not have waited for it
                     os.write(status, b"%d\n" % code)
-                poll.unregister(pidfd)
-                os.close(pidfd)
+                poll.unregister(fd)
+                os.close(fd)
                 os.close(status)
                 continue
-            message, fds, _, _ = socket.recv_fds(control, LARGEST_REQUEST, 3)
+            message, fds, _, _ = socket.recv_fds(controls[fd], LARGEST_REQUEST, 3)
             if not message:
-                os._exit(0)
+                poll.unregister(fd)
+                controls.pop(fd).close()
+                if not controls:
+                    os._exit(0)
+                continue
             pid = os.fork()
             if not pid:
-                control.close()
+                for control in (listener, *controls.values()):
+                    control.close()
                 for pidfd, (_, status) in running.items():
                     os.close(pidfd)
                     os.close(status)
                 return json.loads(message), fds
-            os.write(fds[2], b"%d\n" % pid)
+            with suppress(BrokenPipeError):
+                os.write(fds[2], b"%d\n" % pid)
             pidfd = os.pidfd_open(pid)
             running[pidfd] = pid, fds[2]
             poll.register(pidfd, select.POLLIN)
@@ -195,7 +221,7 @@ def become(arguments: list[str], cwd: str, environment: dict[str, str], fds: lis
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as control:
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
         preloaded: dict[str, types.ModuleType] = {}
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(preloaded))  # it is never freed
         atexit.register(forget_modules, preloaded)  # first, so that it runs last
@@ -210,5 +236,5 @@ if __name__ == "__main__":
         use_huge_pages()
         libc = ctypes.CDLL(None)
         libc.on_exit(libc._exit, None)  # before the destructors of libraries that are loaded by now
-        request, descriptors = serve(control)
+        request, descriptors = serve(listener)
     become(*request, descriptors)
