@@ -37,7 +37,7 @@ MADV_COLLAPSE = 25  # of Linux 6.1; older ones refuse it
 
 
 class PythonServer:
-    """The server of this name. `start` and `run` are like subprocess.Popen and subprocess.run with this interpreter."""
+    """The server of this name: `start` and `run` are subprocess.Popen and subprocess.run with this interpreter."""
 
     def __init__(self, name: str) -> None:
         address = f"\0{name}"  # no file, so none is left behind
