@@ -14,9 +14,9 @@ import torch
 
 from data.errors import DataError, check_choice, check_count, printable
 from data.images.cache import Cache
-from data.images.crops import CroppedDataset, File
+from data.images.crops import CroppedDataset, File, shrunk
 from data.images.decoding import image_errors, whole
-from data.images.pack import VERSION, shrunk
+from data.own_transform import as_array
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +57,15 @@ class ImageFiles(CroppedDataset):
         kind, folder, gigabytes = self._cache_options
         if kind is None:
             return
-        key = blake2b(f"{VERSION} {self.cache_side} {self.interpolation}".encode(), digest_size=12)
+        key = blake2b(f"2 {self.cache_side} {self.interpolation}".encode(), digest_size=12)
         key.update(os.fsencode(os.path.abspath(self.path(0))))  # because paths may be relative
         for index in range(len(self)):
             key.update(os.fsencode(self.path(index)) + b"\n")
         self._cache = Cache(kind, folder, key.hexdigest(), len(self), gigabytes)
 
-    def prepare(self, image: np.ndarray) -> torch.Tensor:
+    def stored(self, pixels: torch.Tensor) -> torch.Tensor:
         kind, *_ = self._cache_options
-        if kind is not None:
-            image = shrunk(torch.tensor(image).permute(2, 0, 1), self.cache_side, self.interpolation)
-        return super().prepare(image)
+        return pixels if kind is None else shrunk(pixels, self.cache_side, self.interpolation)
 
     def path(self, index: int) -> str:
         """The path of the sample's file."""
@@ -88,7 +86,7 @@ class ImageFiles(CroppedDataset):
                 data = file.read()
         if self._cache is None:
             return data, path
-        image = shrunk(self.decoded(data, path, whole, math.inf), self.cache_side, self.interpolation)
+        image = as_array(self.stored(self.decoded(data, path, whole, math.inf)))
         self._cache.store(row, path, stat, image)
         return image, path
 

@@ -15,6 +15,7 @@ from data.errors import DataError, read_lines
 from data.image_folder import find_images, warn_of_left_out
 from data.images.decoders import choose
 from data.images.decoding import decode, image_errors, whole
+from data.own_transform import as_array
 from data.subset import Subset
 from extras.finished.finished_run import FinishedRun
 from loaders import offers
@@ -63,7 +64,7 @@ class ImageFiles:
         path = self._paths[index]
         with image_errors(path):
             pixels = decode(Path(path).read_bytes(), whole, decoders=self._decoders)
-        image = pixels.permute(1, 2, 0).contiguous().numpy()
+        image = as_array(pixels)
         if self._is_grey:
             grey = Image.fromarray(image).convert("L")
             image = np.array(grey)[..., np.newaxis]

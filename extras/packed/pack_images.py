@@ -33,9 +33,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.errors import DataError
 from data.image_folder import ImageFolder
+from data.images.crops import shrunk
 from data.images.decoding import whole
-from data.images.pack import VERSION, entry_type, shard_name, shrunk
-from extras.packed.packed import Packed
+from data.own_transform import as_array
+from extras.packed.packed import VERSION, Packed, entry_type, shard_name
 from loaders import WorkerLoader
 from scripts.command import parser, run_script
 from training.files import replacing, write_whole
@@ -66,11 +67,10 @@ class StoredImages:
             pixels = self._images.decoded(data, name, whole, math.inf)
         except DataError as error:
             return error
-        height, width = pixels.shape[1:]
-        shorter = min(height, width, self._short_side or width)
-        if self._format == "jpeg" and shorter == min(height, width):
+        stored = shrunk(pixels, self._short_side)
+        if self._format == "jpeg" and stored.shape == pixels.shape:
             return data, 0, 0
-        array = shrunk(pixels, shorter)
+        array = as_array(stored)
         if self._format == "raw":
             height, width, _ = array.shape
             return array.tobytes(), height, width

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from data.errors import DataError, explained
-from data.images.crops import CroppedDataset
-from data.images.pack import VERSION, shard_name
+from data.images.crops import CroppedDataset, shrunk
 
 HOW = "make one with `python extras/packed/pack_images.py IMAGES PACK`"
+VERSION = 2  # of the format
 
 
 class Packed(CroppedDataset):
@@ -53,10 +54,14 @@ class Packed(CroppedDataset):
                         raise ValueError("its checksum is wrong")
                     indices.append(np.load(path))
         self._entries = np.concatenate(indices)
+        self._short_side = about["short_side"]
         self.classes = tuple(about["classes"])
         self.labels = self._entries["label"].astype(np.int64)
         self._shards: dict[int, np.ndarray] = {}  # the shards that this process has mapped, by number
         self._verified = np.zeros(len(self.labels), bool)  # whether this process has verified each image
+
+    def stored(self, pixels: torch.Tensor) -> torch.Tensor:
+        return shrunk(pixels, self._short_side)
 
     def encoded(self, index: int) -> tuple[bytes | np.ndarray, str]:
         """Returns an image file and its name for errors, or the pixels (H, W, 3)."""
@@ -84,6 +89,19 @@ class Packed(CroppedDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}}  # pickling a mapped file would copy it
+
+
+def entry_type(name_length: int) -> np.dtype:
+    """The dtype of an index: an image's shard, offset, size, label, checksum (CRC-32) and file name.
+
+    number: the image's index in the folder that was packed. height and width are 0 for an image file.
+    """
+    numbers = [(name, "<u4") for name in ("shard", "number", "bytes", "height", "width", "label", "crc32")]
+    return np.dtype([("offset", "<u8"), *numbers, ("name", f"S{name_length}")])
+
+
+def shard_name(split: str, number: int) -> str:
+    return f"{split}-{number:05}.bin"
 
 
 def name_in(entry: np.void) -> str:

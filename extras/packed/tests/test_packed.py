@@ -68,6 +68,18 @@ def test_a_packs_images_are_the_files_resized_once_and_not_enlarged(tmp_path, op
         assert torch.equal(part, found[:, 3:15, 2:12])
 
 
+@pytest.mark.parametrize("options", [[], ["--format", "jpeg"]])
+def test_a_new_image_is_resized_as_the_pack_was_and_then_as_the_test_sample_of_its_file(tmp_path, options):
+    images = write_images(tmp_path / "images")
+    pixels = np.random.default_rng(0).integers(256, size=(60, 90, 3), dtype=np.uint8)
+    file = images / "val" / "cat" / "0.png"
+    Image.fromarray(pixels).save(file)
+    packed = Packed(False, pack(images, tmp_path / "pack", "--short-side", "16", *options), image_size=32)
+    index = [ImageFolder(False, images).path(row) for row in range(len(packed))].index(str(file))
+    difference = packed.prepare(pixels).float() - packed[index]["image"].float()
+    assert difference.abs().mean() <= (6 if options else 0)  # JPEGs lose some detail
+
+
 @pytest.mark.parametrize(
     ("file", "spoil", "words"),
     [
