@@ -23,7 +23,7 @@ DEPTH = 8  # levels: a subset, its dataset, the transform, its list of parts, a 
 LONGEST = 64  # items: a longer list or dict holds data, not parts
 MOST = 1000  # objects that are looked at
 
-Reseed = Callable[[int], None]  # gets the seed, 64 bits
+Reseed = Callable[[int], object]  # gets the seed, 64 bits
 
 SHARED = (torch.default_generator, getattr(random, "_inst", None), getattr(np.random.mtrand, "_rand", None))
 PLAIN = {type(None), bool, int, float, str, bytes, set, type, torch.Tensor, np.ndarray, np.dtype, torch.dtype}
@@ -31,28 +31,23 @@ PLAIN |= {FunctionType, BuiltinFunctionType}  # objects of these types hold no g
 
 
 class Seeder:
-    """Seeds the global generators, and those that `dataset` holds."""
-
-    def __init__(self, dataset: Any, callables_only: bool = False) -> None:
-        self._reseeds = list(generators_in(dataset, callables_only))
-
-    def __call__(self, key: int) -> None:
-        seed_globals(key)
-        for number, reseed in enumerate(self._reseeds, 1):
-            reseed(mix(key + number * GOLDEN & MASK))
-
-
-def generators_in(dataset: Any, callables_only: bool = False) -> Iterator[Reseed]:
-    """Yields a function for each generator that the dataset holds, which reseeds it in place.
+    """Seeds the global generators, and those that `dataset` holds.
 
     For an object in which no generator is found, and which has `set_random_seed(seed)`, that is called.
     callables_only: only the generators of objects that can be called: of transforms, not of streams.
     """
-    seen: dict[int, Any] = {}  # the objects, because an id is reused
-    return _walk(dataset, DEPTH, seen, not callables_only)
+
+    def __init__(self, dataset: Any, callables_only: bool = False) -> None:
+        self.reseeds = list(_walk(dataset, DEPTH, {}, not callables_only))
+
+    def __call__(self, key: int) -> None:
+        seed_globals(key)
+        for number, reseed in enumerate(self.reseeds, 1):
+            reseed(mix(key + number * GOLDEN & MASK))
 
 
 def _walk(value: Any, depth: int, seen: dict[int, Any], counts: bool) -> Iterator[Reseed]:
+    """Yields a function for each generator, which reseeds it in place. `seen` keeps the objects: an id is reused."""
     if id(value) in seen or depth == 0 or len(seen) > MOST:
         return
     seen[id(value)] = value
@@ -101,12 +96,8 @@ def reseeder(value: Any) -> Reseed | None:
     if isinstance(value, random.Random):
         return value.seed
     if isinstance(value, torch.Generator) and value.device.type == "cpu":
-        return partial(_reseed_torch, value)
+        return lambda seed: value.manual_seed(seed >> 1)  # torch's seeds fit into an int64
     return None
-
-
-def _reseed_torch(generator: torch.Generator, seed: int) -> None:
-    generator.manual_seed(seed >> 1)  # torch's seeds fit into an int64
 
 
 def _reseed_numpy(bits: Any, seed: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders import WorkerLoader
-from loaders.generators import Seeder, generators_in
+from loaders.generators import Seeder
 
 COUNT = 128
 
@@ -125,9 +125,9 @@ def test_generators_are_found_in_attributes_lists_and_arguments_and_global_ones_
     owner = SimpleNamespace(list=[ours, ours], dict={"a": random.Random()}, partial=partial(print, torch.Generator()))
     owner.itself = owner
     owner.method = Draws(random.Random).__call__
-    assert len(list(generators_in(owner))) == 4
+    assert len(Seeder(owner).reseeds) == 4
     shared = [torch.default_generator, random._inst, np.random.mtrand._rand]
-    assert not list(generators_in(SimpleNamespace(shared=shared, data=[ours] * 1000)))
+    assert not Seeder(SimpleNamespace(shared=shared, data=[ours] * 1000)).reseeds
 
 
 def test_a_seed_is_a_function_of_the_key_alone():
