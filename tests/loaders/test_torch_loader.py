@@ -4,6 +4,7 @@ import pytest
 import torch
 from every_loader import ordered
 from example_datasets import Augmented, Noisy, Numbers, Stream, contents, failing
+from torch.utils.data import IterableDataset
 
 from loaders import Preloader, TorchLoader
 from loaders.baselines import CachedLoader, TorchStream
@@ -100,3 +101,18 @@ def test_with_steps_an_epoch_goes_on_where_the_one_before_has_ended(closed_later
 def test_a_stream_that_gives_nothing_is_an_error(closed_later):
     with pytest.raises(ValueError, match="gave no batch"):
         next(closed_later(TorchStream(Stream(0), 2, seed=0, streams=1, steps_per_epoch=2)))
+
+
+def test_an_error_ends_the_epoch_of_a_stream_too(closed_later):
+    class Broken(IterableDataset):
+        def __iter__(self):
+            yield from range(4)
+            raise ValueError("sample 4 is bad")
+
+    loader = closed_later(TorchStream(Broken(), 2, seed=0, streams=1))
+    assert [next(loader).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(ValueError, match="sample 4 is bad"):
+        next(loader)
+    for _ in range(2):  # and no sample comes a second time
+        with pytest.raises(RuntimeError, match="ended this epoch"):
+            next(loader)
