@@ -65,11 +65,8 @@ class SeededLoader(WorkerLoader[T_co]):
         plan = self._plan_of(cursor)
         base_seed = int(fold(self.seed or 0, self.rank) >> np.uint64(2))
         iterator = self._start(plan, cursor, base_seed)
-        attributes = vars(self)  # not torch's __setattr__: in its Python code a signal handler could raise
-        attributes["_plan"] = plan
-        attributes["_cursor"] = cursor
-        attributes["_upcoming"] = None
-        attributes["_current"] = None
+        # One call of C code. In the Python code of torch's __setattr__ a signal handler could raise.
+        vars(self).update(_plan=plan, _cursor=cursor, _upcoming=None, _current=None)
         return iterator
 
     def __next__(self) -> Any:
@@ -106,7 +103,7 @@ class SeededLoader(WorkerLoader[T_co]):
 
         Raises ValueError if an epoch cannot be resumed: with in_order=False, or a sampler that holds a generator.
         """
-        return self.state_at(self._here())
+        return self.state_at(self.position)
 
     def state_at(self, position: Position) -> dict[str, Any]:
         """Returns the state at a position, which may be an earlier one of the newest epoch."""
@@ -118,21 +115,33 @@ class SeededLoader(WorkerLoader[T_co]):
 
     @property
     def position(self) -> Position:
-        """Where the consumer is now, for `state_at`: it costs less than the state."""
-        return self._here()
+        """Where the newest epoch is, or where the next one begins if no batch is left in it.
+
+        It is what `state_at` takes, and costs less than the state.
+        """
+        cursor = self._cursor
+        plan = self._plan
+        if cursor is None or plan is None or no_batch_left(plan, cursor.position, self.steps_per_epoch):
+            return self._next_position()
+        return cursor.position
 
     @property
     def at_epoch_end(self) -> bool:
         """Whether no batch is left of the newest epoch, or no epoch has begun: `samples` in the state is 0."""
-        return self._here().batch == 0
+        return self.position.batch == 0
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets what the next `iter()` runs. Raises ValueError for a state of another seed, length, batch or order."""
         self._check_state(state)
-        batch = state["samples"] // self._order().global_batch_size
+        position = self._position_in(state)
         self._end_newest()
-        self._upcoming = Position(state["epoch"], batch, batch)
-        pass_on_epoch(state["epoch"], self.batch_sampler, self.sampler)
+        self._newest = lambda: None  # next(loader) must not continue it
+        vars(self).update(_plan=None, _cursor=Cursor(position), _upcoming=position, _current=None)
+        pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
+
+    def _position_in(self, state: dict[str, Any]) -> Position:
+        batch = state["samples"] // self._order().global_batch_size
+        return Position(state["epoch"], batch, batch)
 
     def _check_state(self, state: dict[str, Any]) -> None:
         """Raises ValueError if the state is another loader's, or is not a loader's state."""
@@ -150,15 +159,6 @@ class SeededLoader(WorkerLoader[T_co]):
                 "state that state_dict() returned"
             )
 
-    def _end_newest(self) -> None:
-        """Ends the running epoch, because another position is loaded."""
-        newest = self._newest()
-        if self._persists and newest is not None:
-            newest.end_for_newer()
-        self._newest = lambda: None  # next(loader) must not continue it
-        self._cursor = None
-        self._current = None
-
     def _next_position(self) -> Position:
         """Returns where the next `iter()` begins."""
         if self._upcoming is not None:
@@ -170,14 +170,6 @@ class SeededLoader(WorkerLoader[T_co]):
         if self._upcoming is None:
             self._upcoming = default or self._next_position()
         return self._upcoming
-
-    def _here(self) -> Position:
-        """Returns where the newest epoch is, or where the next one begins if no batch is left in it."""
-        cursor = self._cursor
-        plan = self._plan
-        if cursor is None or plan is None or no_batch_left(plan, cursor.position, self.steps_per_epoch):
-            return self._next_position()
-        return cursor.position
 
     def _order(self) -> Order:
         """Returns the order, with the length that the dataset or the sampler has now."""
