@@ -1,6 +1,7 @@
 """ArrayDataset: images in memory, randomly cropped and mirrored. They are padded once, so that a crop is a slice."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,6 @@ class ArrayDataset(Transformed):
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
             raise DataError(f"labels go from {labels.min()} to {labels.max()}, number them 0 to {len(classes) - 1}")
         self.image_shape = images.shape[1:]
-        largest = min(self.image_shape[:2]) - 1  # more pixels than that cannot be reflected
-        if not 0 <= pad <= largest:
-            raise DataError(f"data.pad={pad} must be 0 to {largest} for images of shape {self.image_shape}")
         self.classes = tuple(classes)
         self.mean = tuple(mean)
         self.std = tuple(std)
@@ -57,7 +55,6 @@ class ArrayDataset(Transformed):
         if not train or self.gets_whole_images:
             self.pad = 0
             self.flip = False
-        self._draws = 3 if self.pad or self.flip else 0  # random numbers that a sample needs
         sides = (self.pad, self.pad)
         self.images = np.pad(images, ((0, 0), sides, sides, (0, 0)), mode="reflect")
         self.labels = labels.astype(np.int64).reshape(-1)
@@ -70,8 +67,8 @@ class ArrayDataset(Transformed):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         image = self.images[index]
-        if self._draws:
-            image = self._augmented(image, *torch.rand(self._draws).tolist())
+        if self.pad or self.flip:
+            image = self._augmented(image, *torch.rand(3).tolist())
         pixels = torch.from_numpy(image.copy())  # a copy, so that changing it in place does not change the dataset
         if self.transform is not None:
             pixels = self.transform(pixels.permute(2, 0, 1), f"image {index}")
@@ -94,17 +91,18 @@ class ArrayDataset(Transformed):
         """Writes the samples at `indices` (B,) into `out`; numbers from `random.uniform` replace torch's generator."""
         np.take(self.labels, indices, out=out["label"].numpy())  # raises IndexError if one is out of range
         images = out["image"].numpy()
-        if self._draws:
-            draws = random.uniform(self._draws).tolist()
+        if self.pad or self.flip:
+            draws = random.uniform(3).tolist()
             for row, index in enumerate(indices):
                 images[row] = self._augmented(self.images[index], *draws[row])
         else:
             np.take(self.images, indices, axis=0, out=images, mode="wrap")  # "raise" would write to a copy of `out`
 
     def without_augmentation(self) -> "ArrayDataset":
-        images = self._unpadded(self.images)
-        plain = ArrayDataset(images, self.labels, classes=self.classes, mean=self.mean, std=self.std, train=False)
-        plain.test_transform = self.test_transform
+        plain = copy(self)
+        plain.images = np.ascontiguousarray(self._unpadded(self.images))
+        plain.pad = 0
+        plain.flip = False
         plain.use_transform(self.test_transform)
         return plain
 
@@ -148,9 +146,7 @@ class ArrayDataset(Transformed):
         top = int(down * offsets)
         left = int(right * offsets)
         image = image[top : top + height, left : left + width]
-        if self.flip and mirror < 0.5:
-            return image[:, ::-1]
-        return image
+        return image[:, ::-1] if self.flip and mirror < 0.5 else image
 
 
 def resized_middle(image: np.ndarray, height: int, width: int) -> np.ndarray:

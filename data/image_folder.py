@@ -53,9 +53,9 @@ class ImageFiles(CroppedDataset):
         self._cache: Cache | None = None
 
     def open_cache(self) -> None:
-        """Opens data.cache for the files that `path` names. A subclass calls it, or else the first read does."""
+        """Opens data.cache for the files that `path` names."""
         kind, folder, gigabytes = self._cache_options
-        if kind is None:
+        if kind is None or not len(self):
             return
         key = blake2b(f"2 {self.cache_side} {self.interpolation}".encode(), digest_size=12)
         key.update(os.fsencode(os.path.abspath(self.path(0))))  # because paths may be relative
@@ -74,21 +74,15 @@ class ImageFiles(CroppedDataset):
     def encoded(self, index: int) -> File:
         """The bytes of the file, or with a cache the stored pixels (H, W, 3), and the file's path."""
         path = self.path(index)
-        row = index % len(self)
-        if self._cache is None:
-            self.open_cache()
         with image_errors(path):
-            image = None if self._cache is None else self._cache.read(row, path, os.stat(path))
-            if image is not None:
-                return image, path
+            if self._cache is not None:
+                return self._cache.image(index % len(self), path, self._pixels), path
             with open(path, "rb", buffering=0) as file:
-                stat = os.fstat(file.fileno())
-                data = file.read()
-        if self._cache is None:
-            return data, path
-        image = as_array(self.stored(self.decoded(data, path, whole, math.inf)))
-        self._cache.store(row, path, stat, image)
-        return image, path
+                return file.read(), path
+
+    def _pixels(self, data: bytes, path: str) -> np.ndarray:
+        """The pixels (H, W, 3) that are stored of a file's bytes."""
+        return as_array(self.stored(self.decoded(data, path, whole, math.inf)))
 
 
 class ImageFolder(ImageFiles):

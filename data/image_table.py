@@ -79,8 +79,7 @@ class ImageTable(ImageFiles):
         # Bytes in an array, because forked workers share it, and file names need not be UTF-8.
         self.files = np.array([os.fsencode(name) for name in rows.cells[:, 0]], dtype=bytes)
         rows.check_files([self.path(row) for row in range(len(self.files))])
-        if len(self.files):
-            self.open_cache()
+        self.open_cache()
 
     def _set_labels(self, rows: "Rows", training: np.ndarray, is_list: bool, numbers: bool) -> None:
         """Sets `labels`, `classes` and `fits_task`. training: the labels of the training rows, as texts (N, K)."""

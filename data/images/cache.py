@@ -16,7 +16,7 @@ import shutil
 import struct
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from errno import ENOSPC
 from pathlib import Path
@@ -91,6 +91,17 @@ class Cache:
             fcntl.flock(file, fcntl.LOCK_EX)
             (end,) = END.unpack(os.pread(self._fd, END.size, 0).ljust(END.size, b"\0"))
             yield end, os.fstat(self._fd).st_size
+
+    def image(self, index: int, path: str, pixels: Callable[[bytes, str], np.ndarray]) -> np.ndarray:
+        """The image (H, W, 3) of the file at `path`: the stored one, else `pixels` of its bytes, to store."""
+        image = self.read(index, path, os.stat(path))
+        if image is None:
+            with open(path, "rb", buffering=0) as file:
+                stat = os.fstat(file.fileno())
+                data = file.read()
+            image = pixels(data, path)
+            self.store(index, path, stat, image)
+        return image
 
     def read(self, index: int, path: str, stat: os.stat_result) -> np.ndarray | None:
         """The image (H, W, 3) of the file at `path`, if it is stored and the file has not changed since (`stat`)."""

@@ -21,6 +21,16 @@ def test_without_augmentation_the_pixels_are_those_of_the_array():
         assert dataset[0]["label"].item() == 1
 
 
+def test_a_subclass_is_still_one_without_augmentation():
+    class WithIndex(ArrayDataset):
+        def __getitem__(self, index):
+            return super().__getitem__(index) | {"index": index}
+
+    dataset = WithIndex(IMAGES, LABELS, classes="ab", mean=(0.5,) * 3, std=(0.5,) * 3, train=True, pad=1, flip=True)
+    sample = dataset.without_augmentation()[1]
+    assert sample["index"] == 1 and np.array_equal(sample["image"], IMAGES[1])
+
+
 def test_training_samples_are_all_crops_of_the_padded_image_and_their_mirror_images_and_nothing_else():
     padded = np.pad(IMAGES[1], ((1, 1), (1, 1), (0, 0)), mode="reflect")
     crops = [padded[top : top + 5, left : left + 4] for top in range(3) for left in range(3)]

@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ChainDataset
 
 from data.array_dataset import ArrayDataset
 from data.errors import DataError
@@ -17,7 +16,7 @@ from data.subset import split
 from loaders import Mixture, Random, WorkerLoader, offers
 from tests.configs import SMALL, checkpoint, differences, stop, train
 from tests.data.fakes import write_images, write_table
-from tests.data.reading import assert_equal_batches, read_batch
+from tests.data.reading import assert_equal_batches
 from training.config import ConfigError
 from training.stopping import Stopped
 
@@ -107,12 +106,6 @@ def test_a_field_that_a_part_adds_has_none_in_the_rows_of_other_parts():
     assert batch["label"].tolist() == [0, 1, 1, 1]
 
 
-def test_a_field_that_cannot_be_joined_is_refused_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(Named, "read_batch", lambda self, indices, out, random: out.update(name="c"))
-    with pytest.raises(DataError, match=r"data.parts.c: read_batch adds 'name', a str, and a mixture needs a list"):
-        read_batch(mixed(True, {"c": named}), [0])
-
-
 def test_a_mixture_prepares_new_images_as_the_part_does_whose_test_set_is_used():
     parts = {"a": arrays, "b": partial(arrays, test_transform=lambda image: 255 - image)}
     image = np.full((8, 8, 3), 10, np.uint8)
@@ -142,7 +135,6 @@ def test_a_mixture_prepares_new_images_as_the_part_does_whose_test_set_is_used()
             "data.parts.c has another mean than a: [0.1, 0.1, 0.1], no",
         ),
         (PARTS | {"c": partial(arrays, side=9)}, {}, "data.parts.c has another image_size than a: "),
-        (PARTS | {"c": lambda train: ChainDataset([])}, {}, "data.parts.c is a stream"),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused_in_a_sentence(parts, keys, sentence):

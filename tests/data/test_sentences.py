@@ -34,7 +34,6 @@ def normalize(**batch):
         (arrays, {"labels": np.array([1])}, "2 images need labels of shape (2,)"),
         (arrays, {"labels": [0.5, 1.0]}, "labels of shape (2,), integers, not float64 (2,)"),
         (arrays, {"labels": np.array([0, 2])}, "number them 0 to 1"),
-        (arrays, {"pad": 4}, "data.pad=4 must be 0 to 3"),
         (Synthetic, {"cost": "nativ"}, "data.cost=nativ: use one of python, native, wait"),
         (Synthetic, {"cost_ms": -1}, "data.cost_ms=-1"),
         (Synthetic, {"length": 1e8}, "data.length=100000000.0 must be a whole number"),
