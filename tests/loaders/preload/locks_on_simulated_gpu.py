@@ -54,7 +54,7 @@ class Sizes(Rows):
     """Batches of different sizes: large ones come late, and many small ones between them."""
 
     def __getitem__(self, index):
-        width = 9000 if index // BATCH in (2, 15) else 3000 if index // BATCH < 2 else 500
+        width = 9000 if index // BATCH in (2, 11) else 3000 if index // BATCH < 2 else 500
         return {"x": torch.full((width,), index, dtype=torch.int32), "label": index}
 
 
@@ -188,20 +188,6 @@ def test_a_killed_worker_a_skipped_sample_streams_and_many_held_batches_change_n
     assert not [*tmp_path.iterdir()], "the hazard has happened"
 
 
-def test_a_loader_that_another_thread_closes_unlocks_when_the_copies_are_done():
-    sim.copy_seconds = 0.01
-    loader = preloader(depth=4)
-    batches = []
-    iterator = iter(loader)
-    batches.append(next(iterator))
-    closing = threading.Thread(target=loader.close)
-    closing.start()
-    with suppress(RuntimeError):  # it is closed
-        batches.extend(iterator)
-    closing.join(60)
-    assert all(map(is_doubled, batches))
-
-
 def fork(loader):
     child = os.fork()
     if child == 0:
@@ -231,19 +217,25 @@ def test_a_child_that_is_forked_unlocks_nothing_and_other_workers_change_nothing
 
 def test_a_loader_that_is_closed_or_dropped_under_a_preloader_unlocks_when_the_copies_are_done():
     sim.copy_seconds = 0.01
-    for ends in ("close", "drop", "close the inner one"):
+    for ends in ("close", "drop", "close the inner one", "another thread closes"):
         loader = preloader(depth=4)
         iterator = iter(loader)
-        batch = next(iterator)
+        batches = [next(iterator)]
         if ends == "close":
             loader.close()
         elif ends == "close the inner one":
             loader.loader.close()
+        elif ends == "another thread closes":
+            closing = threading.Thread(target=loader.close)
+            closing.start()
+            with suppress(RuntimeError):  # it is closed
+                batches.extend(iterator)
+            closing.join(60)
         del loader, iterator
-        assert is_doubled(batch)
+        assert all(map(is_doubled, batches))
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5, pytest.param(500, marks=pytest.mark.slow)])
 def test_an_interrupt_at_depth_0_neither_loses_a_lock_nor_drops_a_batch_that_is_being_copied(count, monkeypatch):
     monkeypatch.setattr(strikes, "FRAGILE", {*strikes.FRAGILE, sim.__file__, streams.__file__})
     with preloader(depth=0) as loader:

@@ -11,7 +11,7 @@ from loaders import Preloader, ResidentLoader, WorkerLoader
 from tests import simulated_gpu as sim
 
 DEVICE = torch.device("sim:0")
-ROWS = 64
+ROWS = 48
 BATCH = 4
 WIDTH = 3000
 
@@ -56,13 +56,13 @@ def is_doubled(batch):
 
 
 def workers(dataset=None, **settings):
-    return WorkerLoader(dataset or Rows(), BATCH, **{"pin_memory": True, "num_workers": 2, "seed": 3, **settings})
+    return WorkerLoader(dataset or Rows(), BATCH, **{"pin_memory": True, "num_workers": 1, "seed": 3, **settings})
 
 
 LOADERS = {
     "seeded": workers,
     "unseeded": lambda: workers(seed=None),
-    "persistent": lambda: workers(persistent_workers=True, prefetch_factor=1, pin_memory=False),
+    "persistent": lambda: workers(num_workers=2, persistent_workers=True, prefetch_factor=1, pin_memory=False),
     "inline": lambda: workers(num_workers=0),
     "threads": lambda: workers(worker_method="thread"),
     "torch": lambda: DataLoader(Rows(), BATCH),  # type: ignore[arg-type]
