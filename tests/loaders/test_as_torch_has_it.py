@@ -3,14 +3,12 @@
 import copy
 import pickle
 
-import numpy as np
 import pytest
 import torch
-from every_loader import saved
 from example_datasets import Numbers, Stream, contents
 from torch.utils.data import DataLoader
 
-from loaders import Preloader, ResidentLoader, SeededLoader, TorchLoader, WorkerLoader
+from loaders import Preloader, SeededLoader, WorkerLoader
 
 LENGTH = 24
 BATCH_SIZE = 4
@@ -40,17 +38,6 @@ def test_only_a_loader_with_a_seed_has_set_epoch_and_a_state(make, expected):
             if "set_epoch" in expected:  # a Preloader's does no harm without a sampler to tell
                 loader.set_epoch(3)
             assert torch.cat(list(loader)).tolist() == list(range(len(loader.dataset)))
-
-
-@pytest.mark.parametrize("kind", [WorkerLoader, TorchLoader, ResidentLoader])
-def test_seeds_and_epochs_may_be_numpys(kind):
-    with kind(Numbers(LENGTH), BATCH_SIZE, shuffle=True, seed=np.uint64(3)) as loader:
-        loader.set_epoch(np.int64(2))
-        state = saved(loader)
-        assert (state["seed"], state["epoch"]) == (3, 2)
-        with kind(Numbers(LENGTH), BATCH_SIZE, shuffle=True, seed=3) as other:
-            other.load_state_dict(state)
-            assert contents(loader) == contents(other)
 
 
 class Scales:

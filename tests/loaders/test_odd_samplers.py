@@ -50,7 +50,6 @@ WAYS = {
     "map": lambda: [map(int, batch) for batch in ((3, 1), (2,))],
     "generators": lambda: [(index for index in batch) for batch in ((3, 1), (2,))],
     "tuples": lambda: [(3, 1), (2,)],
-    "tensors": lambda: [torch.tensor([3, 1]), torch.tensor([2])],
 }
 
 

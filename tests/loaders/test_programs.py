@@ -1,8 +1,6 @@
 """What programs do beside reading batches: odd batches, names of their own, contexts, alarms, subclasses."""
 
-import multiprocessing
 import signal
-import threading
 
 import pytest
 import torch
@@ -70,39 +68,7 @@ def test_a_subclass_keeps_its_own_names_and_a_seed_needs_a_seeded_base(workers):
         Sharded(Numbers(10), 4, seed=0)
 
 
-class Context(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
-    """Its Process takes torch's arguments only."""
-
-    def Process(self, target, args):
-        return multiprocessing.get_context("fork").Process(target=target, args=args)
-
-
-@SEEDS
-def test_a_contexts_process_may_take_torchs_arguments_only(seed):
-    with WorkerLoader(Numbers(10), 4, num_workers=2, seed=seed, multiprocessing_context=Context()) as loader:
-        assert contents(loader) == TENS
-
-
 # What a worker may do
-
-
-class Limited(Numbers):
-    """A sample that takes too long is replaced."""
-
-    def __getitem__(self, index):
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
-        try:
-            threading.Event().wait(30)
-            return -1
-        except TimeoutError:
-            return index
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def test_a_dataset_may_limit_the_time_for_a_sample_by_the_programs_alarm(alarm):
-    with WorkerLoader(Limited(4), 2, num_workers=1) as loader:
-        assert contents(loader) == [[0, 1], [2, 3]]
 
 
 class Alarming:

@@ -126,20 +126,16 @@ class WithLambda(Numbers):
     [
         (lambda: WorkerLoader(Numbers(), 3, seed=0, shuffle=True), "shuffle=True: .* give shuffle_buffer=1000"),
         (lambda: WorkerLoader(Numbers(), 3, seed=0, streams=8, world_size=3), "streams=8 .* give a multiple of 3"),
-        (lambda: WorkerLoader(Numbers(), 3, seed=0, streams=0), "streams=0"),
         (lambda: WorkerLoader(Numbers(), 3, seed=0, worker_method="thread"), "'thread' needs a map-style dataset"),
         (lambda: WorkerLoader(Numbers(), 3, shuffle_buffer=8), "needs? a seed"),
-        (lambda: WorkerLoader(Numbers(), 3, on_error="skip"), "needs? a seed"),
         (lambda: WorkerLoader(split_by_rank(), 3, seed=0, world_size=2), "is split by rank already"),
         (
             lambda: list(WorkerLoader(WithLambda(), 3, seed=0)),
             "WithLambda cannot be pickled, and each stream .*lambda",
         ),
-        (lambda: list(WorkerLoader(Shards(0), 3, seed=0)), "Shards gave no batch"),
         (lambda: list(Preloader(WorkerLoader(Numbers(), 3, seed=0), "cpu", 2)), "cannot be read in a thread"),
         (lambda: len(WorkerLoader(Numbers(), 3, seed=0)), "has no length"),
         (lambda: load(loader_of(Numbers(), 0), loader_of(Numbers(), 0, streams=2)), "streams=2, but .* streams=4"),
-        (lambda: load(loader_of(Numbers(), 0), loader_of(Numbers(), 0, batch_size=2)), "batch_size=2, but .*size=3"),
         (lambda: load(loader_of(Numbers(9), 0), loader_of(Numbers(), 0)), "stream 1 ended 1 samples before"),
     ],
 )

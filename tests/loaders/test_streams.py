@@ -3,12 +3,11 @@
 import json
 import multiprocessing
 import random
-from itertools import chain, cycle, islice
+from itertools import chain, islice
 
 import pytest
 import torch
 from example_streams import Failing, Numbers, Refilled, Rewinding, Stateful, loader_of, numbers, seen
-from strikes import Interrupted, moments_of, struck
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders import Preloader, WorkerLoader, merge_states
@@ -24,7 +23,6 @@ VARIANTS = [
     (Stateful, {"shuffle_buffer": 5, "collate_fn": with_a_draw}),
     (Refilled, {"steps_per_epoch": 9}),
     (Rewinding, {"shuffle_buffer": 4}),
-    *(pytest.param(kind, {}, marks=pytest.mark.slow) for kind in (Numbers, Failing, Stateful, Refilled)),
 ]
 
 
@@ -121,45 +119,16 @@ def test_a_merged_state_keeps_each_ranks_place_in_its_turns(received):
         assert list(map(int, loader)) == list(map(int, iterator))
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_streams_go_on_where_the_preloaders_consumer_was_after_a_break_and_after_a_resume(depth):
+def test_streams_go_on_where_the_preloaders_consumer_was_after_a_break_and_after_a_resume():
     settings = {"steps_per_epoch": 9, "shuffle_buffer": 4}
     with loader_of(Numbers(), 0, **settings) as loader:
         expected = seen(loader) + seen(loader)
-    with Preloader(loader_of(Numbers(), 2, **settings), "cpu", depth) as loader:
+    with Preloader(loader_of(Numbers(), 2, **settings), "cpu", 2) as loader:
         got = [batch.tolist() for count in (2, 4, 1, 4) for _, batch in zip(range(count), loader, strict=False)]
         state = loader.state_dict()
-    with Preloader(loader_of(Numbers(), 1, **settings), "cpu", depth) as loader:
+    with Preloader(loader_of(Numbers(), 1, **settings), "cpu", 0) as loader:
         loader.load_state_dict(state)
         assert got + [next(loader).tolist() for _ in range(4)] == expected[:15]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside a __del__
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (Numbers, {}),
-        (Stateful, {"shuffle_buffer": 7}),
-        (Stateful, {"steps_per_epoch": 90, "on_error": "skip"}),
-    ],
-)
-def test_an_interrupt_inside_next_loses_no_sample(kind, settings):
-    with loader_of(kind(150), 0, **settings) as loader:
-        expected = seen(loader)
-        loader.set_epoch(0)
-        most = moments_of(lambda: next(loader))
-    with loader_of(kind(150), 0, **settings) as loader:
-        iterator = iter(loader)
-        got = []
-        for number, error in enumerate(islice(cycle((Interrupted, TimeoutError)), 2 * len(expected))):
-            try:
-                with struck(1 + 7 * number % most, error):
-                    for batch in iterator:  # not next(): the strike may come after its return, when it is the test's
-                        got.append(batch.tolist())
-                        break
-            except error:
-                pass
-        assert got + seen(iterator) == expected
 
 
 class Announced(Numbers):

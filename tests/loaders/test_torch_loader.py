@@ -43,11 +43,6 @@ def test_ranks_augment_differently(make, num_workers):
     assert not any(torch.equal(first, second) for first, second in zip(*(batch[1:] for batch in ranks), strict=True))
 
 
-@pytest.mark.cuda
-def test_pinned_batches_are_page_locked(make):
-    assert {batch.is_pinned() for batch in make(Numbers(6), pin_memory=True, num_workers=1)} == {True}
-
-
 # CachedLoader repeats the first full batches
 
 

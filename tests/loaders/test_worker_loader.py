@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 from example_datasets import Noisy, Numbers, Waiting, contents, plain
-from torch.utils.data import DataLoader
 
 from loaders import WorkerLoader
 from loaders.machine import available_cores
@@ -30,18 +29,6 @@ def test_auto_takes_a_worker_for_each_core_and_the_bytes_are_the_same():
 
 
 # Without a seed: torch's order, and numbers that repeat under manual_seed
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("generator", [False, True])
-def test_without_a_seed_torch_gives_the_order_bit_for_bit(workers, generator):
-    def order(kind):
-        torch.manual_seed(5)
-        options = {"generator": torch.Generator().manual_seed(8)} if generator else {}
-        loader = kind(Numbers(40), 4, shuffle=True, num_workers=workers, **options)
-        return [[contents(loader) for _ in range(2)], torch.rand(2).tolist()]
-
-    assert order(WorkerLoader) == order(DataLoader)
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -45,16 +45,6 @@ def test_whoever_waits_for_a_batch_is_told_that_the_loader_was_closed(method, se
     closer.result(bound)
 
 
-@METHODS
-def test_whoever_asks_for_a_batch_while_another_thread_closes_the_loader_is_told_so(method, in_thread, bound):
-    with WorkerLoader(Numbers(40), 4, num_workers=1, worker_method=method) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        iterator._engine._pool.close(0)
-        with pytest.raises(RuntimeError, match="closed"):
-            in_thread(next, iterator).result(bound)
-
-
 # Processes
 
 

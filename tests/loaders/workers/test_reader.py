@@ -4,7 +4,7 @@ import multiprocessing
 
 import numpy as np
 import pytest
-from example_datasets import Noisy, Written, plain
+from example_datasets import Written, plain
 
 from loaders import Random, WorkerLoader
 
@@ -32,17 +32,6 @@ def test_read_batch_gets_a_stream_for_each_row(reader):
     assert batch["index"].tolist() == [7, 5, 7]
     expected = Random(1, 0, np.arange(3), np.array([7, 5, 7])).uniform(3)
     assert batch["noise"].tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("kind", [Noisy, Partly])
-def test_a_batch_without_a_good_sample_is_an_error_that_gives_three_reasons(kind, reader):
-    class Bad(kind):
-        before = Partly.before
-
-    with pytest.raises(RuntimeError) as error:
-        read(Bad(99), 91, 92, 93, 94, on_error="skip", **reader)
-    reasons = "; ".join(f"sample {index}: ValueError: {index} is bad" for index in (91, 92, 93))
-    assert f"({reasons})" in str(error.value)
 
 
 @pytest.mark.parametrize(("indices", "on_error"), [([1, 2, 3], "raise"), ([1, 92, 3], "skip")])
