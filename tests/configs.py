@@ -2,6 +2,7 @@
 
 import gc
 import json
+import pickle
 import re
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import DictConfig
 
 import train as script  # registers the schema of the config
 
@@ -40,15 +42,37 @@ def composed(*texts: str) -> DictConfig:
     """The config that train.py has with these overrides. Hydra gets only choices of groups and new keys."""
     overrides = separate(*texts)
     for_hydra = [text for text in overrides if text[0] in "+~" or (CONF / text.partition("=")[0]).is_dir()]
-    values = [text for text in overrides if text not in for_hydra]
-    return OmegaConf.merge(composed_by_hydra(*for_hydra), OmegaConf.from_dotlist(values))
+    config = composed_by_hydra(*for_hydra)
+    config.merge_with_dotlist([text for text in overrides if text not in for_hydra])
+    return config
+
+
+def composed_by_hydra(*overrides: str) -> DictConfig:
+    return pickle.loads(pickled(*overrides))
 
 
 @cache
-def composed_by_hydra(*overrides: str) -> DictConfig:
-    """Cached: composing a config takes as long as a small run."""
+def pickled(*overrides: str) -> bytes:
+    """Cached: composing a config takes longer than a small run, and its deep copy takes four times as long as this."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
+        return pickle.dumps(compose("config", overrides=list(overrides)))
+
+
+def merge_once() -> None:
+    """Makes Hydra merge the same config files once, and not for each run of each test."""
+    merge = ConfigLoaderImpl._compose_config_from_defaults_list
+    merged = {}
+
+    def cached(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> DictConfig:
+        files = str(defaults), str([source.path for source in repo.get_sources()])
+        if files not in merged:
+            merged[files] = pickle.dumps(merge(self, defaults, repo))
+        return pickle.loads(merged[files])
+
+    ConfigLoaderImpl._compose_config_from_defaults_list = cached
+
+
+merge_once()
 
 
 def stop(at: int, how: str = "SIGTERM") -> list[str]:

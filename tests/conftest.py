@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import yaml
 
 from tests.python_server import PythonServer, use_huge_pages
 
@@ -22,6 +23,9 @@ for variable in list(os.environ):
         del os.environ[variable]
 os.environ.update(NO_PROXY="localhost,127.0.0.1", no_proxy="localhost,127.0.0.1")
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")  # read when Hugging Face's packages are imported
+if yaml.__with_libyaml__:  # Hydra reads 26 files a run: in C this takes a tenth of the time
+    yaml.SafeLoader = yaml.CSafeLoader
+    yaml.Dumper = yaml.CDumper
 BOUND = 60.0  # seconds; only a test that is about to fail waits so long
 
 
