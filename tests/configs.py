@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 import train as script  # registers the schema of the config
 
@@ -43,7 +43,7 @@ def composed(*texts: str) -> DictConfig:
     overrides = separate(*texts)
     for_hydra = [text for text in overrides if text[0] in "+~" or (CONF / text.partition("=")[0]).is_dir()]
     config = composed_by_hydra(*for_hydra)
-    config.merge_with_dotlist([text for text in overrides if text not in for_hydra])
+    config.merge_with(OmegaConf.from_dotlist([text for text in overrides if text not in for_hydra]))
     return config
 
 

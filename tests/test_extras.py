@@ -1,7 +1,6 @@
 """Imports run downwards and in no circle, and each extra stands alone."""
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -29,14 +28,14 @@ IMPORTS = ast.Import, ast.ImportFrom
 
 
 @cache
-def import_statements(name: str) -> tuple[list[ast.stmt], list[ast.stmt]]:
+def import_statements(name):
     """Those outside of functions, and all."""
     tree = ast.parse(MODULES[name].read_text())
     everywhere = [node for node in ast.walk(tree) if isinstance(node, IMPORTS)]
     return [node for node in tree.body if isinstance(node, IMPORTS)], everywhere
 
 
-def imports(name: str, lazy_too: bool = True) -> Iterator[str]:
+def imports(name, lazy_too=True):
     """The repository's modules that the module `name` imports; `lazy_too`: also in functions."""
     is_package = MODULES[name].name == "__init__.py"
     for node in import_statements(name)[lazy_too]:

@@ -6,7 +6,6 @@ settings where they leave these open. Words in capital letters are names of fold
 
 import re
 import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,14 +30,14 @@ pytestmark = pytest.mark.skipif(not IS_OURS, reason="a fork's pages make promise
 ALL_THERE = pytest.mark.skipif(len(EXTRAS) < 11, reason="an extra was deleted")
 
 
-def commands(page: Path) -> list[list[str]]:
+def commands(page):
     """The words of each command, of code blocks and of inline code that begins with `python`."""
     lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
     lines += re.findall(r"`(python [^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-def small(words: list[str]) -> list[str]:
+def small(words):
     """The arguments of a command of train.py, with SMALL for what it leaves open."""
     if any(name in word for name in ELSEWHERE for word in words):
         return ["--cfg", "job", *(word for word in words if word not in ("-m", "...") and "," not in word)]
@@ -51,7 +50,7 @@ def small(words: list[str]) -> list[str]:
     return [*words, *left_open, *["data.root=PLANKTON"] * ("data=plankton" in words)]
 
 
-def lines_of(page: Path) -> list[list[str]]:
+def lines_of(page):
     """The page's commands as `call` runs them, without those of the shell."""
     lines = []
     for program, *words in commands(page):
@@ -63,7 +62,7 @@ def lines_of(page: Path) -> list[list[str]]:
     return lines
 
 
-def fork(folder: Path, *pages: Path) -> Path:
+def fork(folder, *pages):
     """A copy of the repository with the files of these pages and the folders that commands name."""
     copy(folder, files=snippets(*pages))
     write_images(folder / "DIR", count=20)
@@ -106,7 +105,7 @@ def test_the_commands_of_the_pages_run(python, tmp_path, pages):
 
 def test_the_snippet_of_the_readme_loads_batches():
     (snippet,) = [text for text in blocks(ROOT / "README.md", "python") if "from loaders" in text]
-    steps: list[object] = []
+    steps = []
     here = snippet.replace('device="cuda", depth=2', 'device="cpu", depth=0').replace("num_workers=8", "num_workers=1")
     exec(here, names := {"dataset": list(range(1000)), "step": steps.append})
     names["loader"].close()
@@ -131,7 +130,7 @@ def test_links_files_and_options_that_a_page_names_exist(page):
                 assert all(option in (ROOT / word).read_text() for option in options), words
 
 
-def is_there(path: Path) -> bool:
+def is_there(path):
     """Whether the file exists, or belongs to an extra that was deleted."""
     parts = path.relative_to(ROOT).parts
     return path.exists() or (parts[0] == "extras" and not (ROOT / "extras" / parts[1]).exists())

@@ -53,7 +53,7 @@ def test_the_same_seed_gives_bit_equal_weights_whatever_the_loader_and_another_s
 
 
 def test_a_batch_in_parts_or_in_fp16_gives_the_clipped_gradient_of_the_whole_batch(tmp_path):
-    def weights(*settings: str) -> dict[str, torch.Tensor]:
+    def weights(*settings):
         train(tmp_path / str(settings), "train.epochs=1 train.clip_norm=1.0", *settings)
         return checkpoint(tmp_path / str(settings))["model"]
 
@@ -114,7 +114,7 @@ class Silent(Synthetic):
 
     read = 0
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index):
         Silent.read += 1
         if Silent.read == 110:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -7,10 +7,8 @@ import importlib
 import inspect
 import math
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -110,15 +108,15 @@ class FileDataset(ImageDataset):
             assert_equal_batches(batch, other)
 
 
-def mirrored(image: torch.Tensor) -> torch.Tensor:
+def mirrored(image):
     return image.flip(2)
 
 
-def darkened(image: torch.Tensor) -> torch.Tensor:
+def darkened(image):
     return (image * torch.rand(1)).byte()
 
 
-def defaults(cls: Any) -> dict[str, Any]:
+def defaults(cls):
     """The constructor's arguments, and those that it passes on to its base class, without `train`."""
     arguments = inspect.signature(cls).parameters.values()
     passed_on = defaults(cls.__base__) if any(each.kind is each.VAR_KEYWORD for each in arguments) else {}
@@ -126,7 +124,7 @@ def defaults(cls: Any) -> dict[str, Any]:
     return {name: default for name, default in (passed_on | named).items() if name != "train"}
 
 
-def assert_reads_as_the_folder(make: Callable[..., Any], images: Path) -> None:
+def assert_reads_as_the_folder(make, images):
     """`make(train, image_size=...)` has the images and labels of the folder that it was made from, in workers too."""
     for train in (True, False):
         ours = make(train, image_size=24)
@@ -139,11 +137,11 @@ def assert_reads_as_the_folder(make: Callable[..., Any], images: Path) -> None:
             assert_equal_batches(next(iter(loader)), expected)
 
 
-def contents(samples: Any) -> list[tuple[Any, int]]:
+def contents(samples):
     return [(sample["image"].tolist(), int(sample["label"])) for sample in samples]
 
 
-def assert_goes_on(make: Callable[[], Any], labels: list[int]) -> None:
+def assert_goes_on(make, labels):
     """A stream that `make` opens has samples of these labels, and after load_state_dict those that were left."""
     stream = make()
     other = make()

@@ -2,23 +2,22 @@
 
 import pickle
 import struct
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 
-def flip_a_byte(path: Path) -> None:
+def flip_a_byte(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 1
     path.write_bytes(content)
 
 
-def idx(array: np.ndarray) -> bytes:
+def idx(array):
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
-def write_fashion(folder: Path) -> Path:
+def write_fashion(folder):
     """The four files of Fashion-MNIST with two images per class. All pixels of image i have the value i."""
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "t10k"):
@@ -28,7 +27,7 @@ def write_fashion(folder: Path) -> Path:
     return folder
 
 
-def write_cifar(root: Path) -> Path:
+def write_cifar(root):
     """cifar-10-batches-py with ten images per file. All pixels of image i are (i, 100, 200)."""
     folder = root / "cifar-10-batches-py"
     folder.mkdir(parents=True)
@@ -39,7 +38,7 @@ def write_cifar(root: Path) -> Path:
     return root
 
 
-def write_images(root: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 2) -> Path:
+def write_images(root, classes=("cat", "dog"), count=2):
     """root/train and root/val with `count` JPEG files per class, each of another colour."""
     for split in ("train", "val"):
         for number, name in enumerate(classes):
@@ -50,7 +49,7 @@ def write_images(root: Path, classes: tuple[str, ...] = ("cat", "dog"), count: i
     return root
 
 
-def write_table(root: Path) -> Path:
+def write_table(root):
     """A table of the files of `write_images`: half of those in val/ are for the test."""
     files = sorted(path.relative_to(root) for path in root.glob("*/*/*.jpg"))
     rows = ["image,label,patient,age,split"]

@@ -1,7 +1,6 @@
 """augment.transform: it gets images in 0 to 1, and what it returns is normalised; labels where it takes them."""
 
 import logging
-from typing import Any
 
 import pytest
 import torch
@@ -18,21 +17,21 @@ from training.stopping import Stopped
 NORMALIZE = Normalize([0.5, 0.4, 0.3], [0.1, 0.2, 0.3])
 
 
-def batch() -> dict[str, Any]:
+def batch():
     images = torch.randint(256, (6, 8, 10, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     return {"image": images, "label": torch.arange(6) % 3, "name": ["x"] * 6}
 
 
-def made(*steps: Any, label: str | None = "label") -> dict[str, Any]:
+def made(*steps, label="label"):
     return BatchTransform(steps, NORMALIZE, label)(batch())
 
 
-def halved(images: torch.Tensor) -> torch.Tensor:
+def halved(images):
     assert images.shape == (6, 3, 8, 10) and images.min() >= 0 and 0.9 < images.max() <= 1
     return images.mul_(0.5)
 
 
-def swapped(images: torch.Tensor, labels: torch.Tensor) -> Any:
+def swapped(images, labels):
     return images.flip(0), labels.copy_(labels.flip(0))
 
 

@@ -38,7 +38,7 @@ def make(tmp_path):
     for number in range(6):
         Image.new("RGB", (20, 20), (40 * number, 0, 0)).save(tmp_path / f"{number}.jpg")
 
-    def make(content: str | bytes, train: bool = True, name: str = "table.csv", **keys) -> ImageTable:
+    def make(content, train=True, name="table.csv", **keys):
         path = tmp_path / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return ImageTable(train, table=path, image_size=8, **keys)
@@ -46,7 +46,7 @@ def make(tmp_path):
     return make
 
 
-def rows(*labels: object, header: str = "image,label") -> str:
+def rows(*labels, header="image,label"):
     return "\n".join([header, *(f"{number}.jpg,{label}" for number, label in enumerate(labels))])
 
 

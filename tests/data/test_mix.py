@@ -23,7 +23,7 @@ from training.stopping import Stopped
 ABOUT = {"mean": [0.5] * 3, "std": [0.25] * 3}
 
 
-def arrays(train: bool, count: int = 30, first: int = 0, classes: str = "ab", side: int = 8, **about) -> ArrayDataset:
+def arrays(train, count=30, first=0, classes="ab", side=8, **about):
     images = np.full((count, side, side, 3), first, np.uint8) + np.arange(count, dtype=np.uint8)[:, None, None, None]
     options = {**ABOUT, **about, "classes": classes, "pad": 2, "flip": True}
     return ArrayDataset(images, np.arange(count) % len(classes), train=train, **options)
@@ -32,7 +32,7 @@ def arrays(train: bool, count: int = 30, first: int = 0, classes: str = "ab", si
 PARTS = {"a": arrays, "b": partial(arrays, count=10, first=100)}
 
 
-def sample_by_sample(train: bool) -> list:
+def sample_by_sample(train):
     return list(arrays(train, 6))
 
 
@@ -93,7 +93,7 @@ class Named(ArrayDataset):
         out["name"] = [f"sample {index}" for index in indices.tolist()]
 
 
-def named(train: bool) -> Named:
+def named(train):
     images = np.zeros((4, 8, 8, 3), np.uint8)
     return Named(images, [0, 1, 0, 1], classes="ab", train=train, **ABOUT)
 

@@ -4,7 +4,6 @@ import pickle
 import sys
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +20,9 @@ from training.build import build
 from training.config import ConfigError
 
 
-def arrays(train: bool = True, **options: Any) -> ArrayDataset:
+def arrays(train=True, **options):
     images = np.random.default_rng(0).integers(256, size=(20, 12, 10, 3), dtype=np.uint8)
-    about: dict[str, Any] = {"classes": "ab", "mean": [0.5] * 3, "std": [0.5] * 3, "pad": 2, "flip": True}
+    about = {"classes": "ab", "mean": [0.5] * 3, "std": [0.5] * 3, "pad": 2, "flip": True}
     return ArrayDataset(images, np.arange(20) % 2, train=train, **(about | options))
 
 
@@ -36,7 +35,7 @@ def folder(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (30 + number, 40), (number, 20, 200)).save(path)
 
-    def make(train: bool = True, **options: Any) -> ImageFolder:
+    def make(train=True, **options):
         return ImageFolder(train, tmp_path, **options)
 
     return make
@@ -45,7 +44,7 @@ def folder(tmp_path):
 class Seen:
     """Returns what it gets, and keeps it."""
 
-    def __call__(self, image: Any) -> Any:
+    def __call__(self, image):
         self.image = image
         return image
 
@@ -58,7 +57,7 @@ def albumentations(monkeypatch):
     class Mirror:
         __module__ = "albumentations.augmentations.flip"
 
-        def __call__(self, *, image: np.ndarray) -> dict[str, np.ndarray]:
+        def __call__(self, *, image):
             assert isinstance(image, np.ndarray) and image.shape[2] == 3
             return {"image": image[:, ::-1]}
 
@@ -203,7 +202,7 @@ def test_a_transform_that_cannot_be_imported_is_named_and_not_the_dataset():
         build("data", section, train=True)
 
 
-def brightened(image: torch.Tensor) -> torch.Tensor:
+def brightened(image):
     return image * {}["strength"]
 
 

@@ -14,7 +14,7 @@ from loaders import ResidentLoader, WorkerLoader, offers
 from tests.data.reading import read_batch
 
 
-def arrays(train: bool = True) -> ArrayDataset:
+def arrays(train=True):
     images = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
     options = {"classes": "abc", "mean": [0.5] * 3, "std": [0.25] * 3, "pad": 2, "flip": True}
     return ArrayDataset(images, np.arange(50) % 3, train=train, **options)
@@ -40,27 +40,27 @@ class Offering:
     std = np.ones(3)
     labels = pytest.importorskip("pandas").Series(np.arange(6) % 2)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 6
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         return int(index)
 
-    def path(self, index: int) -> str:
+    def path(self, index):
         return f"{index}.png"
 
-    def prepare(self, image: int) -> int:
+    def prepare(self, image):
         return -image
 
-    def will_read(self, indices: np.ndarray) -> None:
+    def will_read(self, indices):
         self.asked = indices.tolist()
 
-    def without_augmentation(self) -> "Offering":
+    def without_augmentation(self):
         plain = Offering()
         plain.note = "plain"
         return plain
 
-    def row_of(self, index: int) -> int:
+    def row_of(self, index):
         return index
 
 

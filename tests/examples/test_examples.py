@@ -4,7 +4,6 @@ import csv
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +48,7 @@ EXPERIMENTS = {  # the folder, settings of a small run, and the score that choos
 def fork(tmp_path):
     """Trains an experiment of an example in the folder `run` of tmp_path, and returns its summary."""
 
-    def train(experiment: str, *overrides: str) -> dict[str, Any]:
+    def train(experiment, *overrides):
         folder, small, _ = EXPERIMENTS[experiment]
         if experiment == "finetuning" and not PRETRAINED.exists():
             pytest.skip("extras/pretrained was deleted")
@@ -80,14 +79,14 @@ def test_an_example_trains_and_finishes(tmp_path, fork, experiment):
         FINISH[experiment](tmp_path / "run", summary)
 
 
-def check_masks(run: Path, summary: dict[str, Any]) -> None:
+def check_masks(run, summary):
     table = Path(import_module("extras.finished.predict").main([str(run)]))
     rows = list(csv.DictReader(table.read_text().splitlines()))
     with Image.open(rows[0]["mask"]) as mask:
         assert len(rows) == 8 and mask.size == (32, 32) and np.asarray(mask).max() <= 2
 
 
-def check_boxes(run: Path, summary: dict[str, Any]) -> None:
+def check_boxes(run, summary):
     table = Path(import_module("extras.finished.predict").main([str(run)]))
     boxes = [json.loads(line)["boxes"] for line in table.read_text().splitlines()]
     assert len(boxes) >= 8 and (any(boxes) or summary["test_found"] < 0.5)

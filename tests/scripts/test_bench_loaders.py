@@ -29,7 +29,7 @@ def test_every_row_is_measured_listed_as_asked_for_and_compared_with_the_stock_l
 
 
 def test_a_loader_that_is_unknown_or_fails_ends_the_bench_with_its_name_and_the_reason():
-    def make(num_workers: int):
+    def make(num_workers):
         raise OSError("no such camera")
 
     with pytest.raises(ConfigError, match="mine: OSError: no such camera"):

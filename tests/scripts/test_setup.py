@@ -37,7 +37,7 @@ esac
 class Fork:
     """A copy of the scripts in a folder with a space in its name, and a PATH with a fake python3."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.root = folder / "my fork"
         self.bin = folder / "bin"
         self.log = folder / "log"
@@ -51,38 +51,38 @@ class Fork:
             (self.bin / tool).symlink_to(shutil.which(tool))
         self.add_python("python3", "3.12")
 
-    def add_python(self, name: str, version: str, no_venv: int = 0) -> None:
+    def add_python(self, name, version, no_venv=0):
         write_script(self.bin / name, PYTHON.format(version=version, no_venv=no_venv))
 
-    def start(self, script: str = "train", *arguments: str, **env: str) -> subprocess.Popen:
+    def start(self, script="train", *arguments, **env):
         env = {"PATH": str(self.bin), "BIN": str(self.bin), "LOG": str(self.log), "VENV_GB": "0", **env}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
         return subprocess.Popen([self.root / "scripts" / script, *arguments], cwd=self.root.parent, **options)
 
-    def says(self, *arguments: str, status: int = 0, **env: str) -> str:
+    def says(self, *arguments, status=0, **env):
         """What a run printed to standard error."""
         process = self.start(*arguments, **env)
         err = process.communicate(timeout=30)[1]
         assert process.returncode == status, err
         return err
 
-    def installs(self) -> list[str]:
+    def installs(self):
         """The program that made each install."""
         return self.log.read_text().split()
 
 
-def write_script(path: Path, text: str) -> None:
+def write_script(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
 
 
 @pytest.fixture
-def fork(tmp_path: Path) -> Fork:
+def fork(tmp_path):
     return Fork(tmp_path)
 
 
-def test_train_runs_where_the_caller_is_and_test_in_the_root(fork: Fork, tmp_path: Path):
+def test_train_runs_where_the_caller_is_and_test_in_the_root(fork, tmp_path):
     trained, tested = (fork.start(name, "a b", "c=1").communicate()[0] for name in ("train", "test"))
     assert trained == f"{tmp_path}: {fork.root}/train.py a b c=1\n"
     assert tested.startswith(f"{fork.root}: -m pytest ") and tested.endswith(" a b c=1\n")
@@ -104,7 +104,7 @@ def test_an_install_is_repeated_if_it_failed_or_the_requirements_changed_and_els
     assert fork.installs() == [installer] * 3
 
 
-def test_PYTHON_chooses_the_interpreter_and_an_old_python3_gives_way_to_a_newer_one(fork: Fork):
+def test_PYTHON_chooses_the_interpreter_and_an_old_python3_gives_way_to_a_newer_one(fork):
     fork.add_python("python3.11", "3.11")
     ready = fork.venv / "ready"
     assert "with python3.11:" in fork.says(PYTHON="python3.11") and "3.11" in ready.read_text()
@@ -116,7 +116,7 @@ def test_PYTHON_chooses_the_interpreter_and_an_old_python3_gives_way_to_a_newer_
 
 
 @pytest.mark.parametrize("missing", ["my fork", "my fork/.venv/bin/python"])
-def test_a_venv_that_was_moved_or_whose_python_is_gone_is_made_again_without_the_old_files(fork: Fork, missing):
+def test_a_venv_that_was_moved_or_whose_python_is_gone_is_made_again_without_the_old_files(fork, missing):
     fork.says()
     (fork.venv / "old").touch()
     (fork.root.parent / missing).rename(fork.root.parent / "moved")
@@ -134,7 +134,7 @@ def test_a_venv_that_was_moved_or_whose_python_is_gone_is_made_again_without_the
         (("3.12",), {"VENV_GB": "999999"}, "GB free, and making .venv takes 999999 GB: make room"),
     ],
 )
-def test_what_does_not_fit_is_named_before_anything_is_installed(fork: Fork, python, options, sentence):
+def test_what_does_not_fit_is_named_before_anything_is_installed(fork, python, options, sentence):
     fork.add_python("python3", *python)
     assert sentence in fork.says(status=1, **options) and fork.installs() == []
 

@@ -3,16 +3,12 @@
 Runs of the tests name these classes in their configs.
 """
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -25,27 +21,27 @@ class Images:
 
     classes = ("dark", "light")
 
-    def __init__(self, train: bool, length: int = 64, test_length: int = 32, **_: Any) -> None:
+    def __init__(self, train, length=64, test_length=32, **_):
         self.train = train
         self.length = length if train else test_length
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.length
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return torch.full((8, 8, 3), 200 * (index % 2), dtype=torch.uint8), index % 2
 
 
 class Faulty(Images):
     """`fault` names what is wrong or unusual in the samples."""
 
-    def __init__(self, train: bool, fault: str, **options: Any) -> None:
+    def __init__(self, train, fault, **options):
         super().__init__(train, **options)
         self.fault = fault
         self.classes = () if fault == "no classes" else Images.classes
         self.length *= fault != "empty"
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         image, label = super().__getitem__(index)
         if index in {"unreadable": (0, 1), "one unreadable": (37,)}.get(self.fault, ()):
             raise DataError(f"{index}.png is missing")
@@ -72,21 +68,21 @@ class Stream(IterableDataset):
     mean = (0.5,) * 3
     std = (0.25,) * 3
 
-    def __init__(self, train: bool, length: int = 203, **_: Any) -> None:
+    def __init__(self, train, length=203, **_):
         self.length = length if train else 50
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         info = get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
         for number in range(first, self.length, step):
             yield (200 * torch.rand(8, 8, 3) + 5 * (number % 10)).to(torch.uint8), number % 10
 
 
-def linear(num_classes: int, in_channels: int, **_: Any) -> nn.Module:
+def linear(num_classes, in_channels, **_):
     return nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * in_channels, num_classes))
 
 
-def darkened(images: torch.Tensor) -> torch.Tensor:
+def darkened(images):
     """A transform of a batch, which draws from torch's generator."""
     shares = torch.rand(len(images), 1, 1, 1)
     return images * shares.to(images.device)
@@ -95,20 +91,20 @@ def darkened(images: torch.Tensor) -> torch.Tensor:
 class TwoParts(nn.Module):
     """Two networks, one with dropout, and a buffer; the sum of their outputs, or that of the first."""
 
-    def __init__(self, num_classes: int, in_channels: int, dropout: float = 0.5, sums: bool = True, **_: Any) -> None:
+    def __init__(self, num_classes, in_channels, dropout=0.5, sums=True, **_):
         super().__init__()
         self.sums = sums
         self.first = linear(num_classes, in_channels)
         self.second = nn.Sequential(nn.Dropout(dropout), linear(num_classes, in_channels))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         self.steps += self.training
         return self.first(images) + self.second(images) if self.sums else self.first(images)
 
 
 class EveryOther(Trainer):
-    def train_step(self, batch: dict[str, Any]) -> None:
+    def train_step(self, batch):
         if self.step % 2:
             super().train_step(batch)
 
@@ -116,13 +112,13 @@ class EveryOther(Trainer):
 class Doubled(Trainer):
     """A loss that is twice the task's."""
 
-    def training_step(self, batch: dict[str, Any]) -> Tensor:
+    def training_step(self, batch):
         inputs, labels = self.inputs_and_labels(batch)
         assert self.model.training
         self.log(rows=len(labels))
         return 2 * self.task.loss(self.model(*inputs), labels)
 
-    def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+    def evaluation_step(self, batch):
         assert not self.model.training
         self.log(evaluated=len(batch["label"]))
         return super().evaluation_step(batch)
@@ -131,12 +127,12 @@ class Doubled(Trainer):
 class Alternating(Trainer):
     """Trains two networks in turn, each with its optimizer, as a GAN does: `train_step` as a whole."""
 
-    def configure_optimizers(self) -> list[Optimizer]:
+    def configure_optimizers(self):
         first = self.model.first.parameters()
         second = self.model.second.parameters()
         return [SGD(first, 0.05, momentum=0.9), Adam(second, 0.01)]
 
-    def train_step(self, batch: dict[str, Any]) -> None:
+    def train_step(self, batch):
         (images,), labels = self.inputs_and_labels(batch)
         for part, optimizer in zip((self.model.first, self.model.second), self.optimizers, strict=True):
             with self.autocast:
@@ -150,19 +146,19 @@ class Alternating(Trainer):
 class Beside(Trainer):
     """Keeps a trained module and a slowly following one beside the network; its scores draw random numbers."""
 
-    def configure_optimizers(self) -> Optimizer:
+    def configure_optimizers(self):
         self.head = nn.Sequential(nn.Linear(10, 10), nn.Dropout(0.5), nn.Linear(10, 10))
         self.slow = nn.Linear(10, 10).requires_grad_(False)
         return SGD([*self.model.parameters(), *self.head.parameters()], 0.05, momentum=0.9)
 
-    def training_step(self, batch: dict[str, Any]) -> Tensor:
+    def training_step(self, batch):
         (images,), labels = self.inputs_and_labels(batch)
         with torch.no_grad():
             for slow, fast in zip(self.slow.parameters(), self.head[0].parameters(), strict=True):
                 slow.lerp_(fast, 0.1)
         return self.task.loss(self.head(self.model(images)), labels)
 
-    def evaluation_step(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+    def evaluation_step(self, batch):
         (images,), labels = self.inputs_and_labels(batch)
         outputs = self.head(self.model(images)) + self.slow(torch.randn(len(images), 10))
         return {"loss": self.task.loss(outputs, labels)}
@@ -171,11 +167,11 @@ class Beside(Trainer):
 class Signs(Optimizer):
     """Steps by the sign of the gradient. Keeps a number in its groups, as Prodigy does."""
 
-    def __init__(self, params: Any, lr: float, weight_decay: float = 0.0, **_: Any) -> None:
+    def __init__(self, params, lr, weight_decay=0.0, **_):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "taken": 0})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure=None):
         for group in self.param_groups:
             group["taken"] += 1
             for weight in group["params"]:
@@ -188,45 +184,45 @@ class Worst:
 
     higher_is_better = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.reset()
 
-    def reset(self) -> None:
+    def reset(self):
         self.right = torch.zeros(10)
         self.all = torch.zeros(10)
 
-    def update(self, outputs: Tensor, labels: Tensor) -> None:
+    def update(self, outputs, labels):
         assert outputs.dtype == torch.float32
         self.all += torch.bincount(labels.cpu(), minlength=10)
         self.right += torch.bincount(labels[outputs.argmax(1) == labels].cpu(), minlength=10)
 
-    def compute(self) -> Any:
+    def compute(self):
         return (self.right / self.all)[self.all > 0].min()
 
 
 class Several(Worst):
     """Returns several numbers, a tensor and a text, as torchmetrics' MeanAveragePrecision does."""
 
-    def compute(self) -> dict[str, Any]:
+    def compute(self):
         return {"worst": super().compute(), "map": np.float64(0.5), "classes": torch.arange(10), "name": "mine"}
 
 
 class Pairs:
     """A batch sampler of neighbours, in an order that depends on the seed and the epoch."""
 
-    def __init__(self, dataset: Any, seed: int, rank: int, world_size: int) -> None:
+    def __init__(self, dataset, seed, rank, world_size):
         self.pairs = len(dataset) // 2
         self.seed = seed
         self.epoch = 0
         self.mine = slice(rank, None, world_size)
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch = epoch
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(range(self.pairs)[self.mine])
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self):
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.pairs)
         return iter([[2 * int(pair), 2 * int(pair) + 1] for pair in order[self.mine]])
 
@@ -234,14 +230,14 @@ class Pairs:
 class Lying:
     """A sampler of `gives` samples that says it has `says`."""
 
-    def __init__(self, gives: int, says: int) -> None:
+    def __init__(self, gives, says):
         self.gives = gives
         self.says = says
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.says
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter(range(self.gives))
 
 
@@ -249,47 +245,47 @@ class Endless(Lying):
     __len__ = None  # type: ignore[assignment]
 
 
-def lying(gives: int, says: int, kind: str = "Lying") -> str:
+def lying(gives, says, kind="Lying"):
     return f"sampler._target_={__name__}.{kind} +sampler.gives={gives} +sampler.says={says}"
 
 
 class Spy:
     """Records its calls, and has a state."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.steps = 0
         Spy.calls = []
 
-    def on_start(self, run: Any) -> None:
+    def on_start(self, run):
         assert run.config.train.batch_size == 32 and run.is_main and run.folder.is_dir()
         assert len(run.data.train) == 256 and run.train_loader is not None
         self.calls.append("start")
 
-    def on_step(self, run: Any) -> None:
+    def on_step(self, run):
         self.steps += 1
         self.calls.append("step")
         run.log(twice=2 * run.trainer.step)
 
-    def on_log(self, run: Any, values: dict[str, Any]) -> None:
+    def on_log(self, run, values):
         self.calls.append(f"log {values['step']}")
 
-    def on_evaluation(self, run: Any, scores: dict[str, float]) -> None:
+    def on_evaluation(self, run, scores):
         assert {"test_loss", "test_accuracy"} <= scores.keys()
         self.calls.append("evaluation")
 
-    def on_epoch_end(self, run: Any) -> None:
+    def on_epoch_end(self, run):
         run.log(epochs_done=run.trainer.epoch)
         self.calls.append("epoch end")
 
-    def on_end(self, run: Any, summary: dict[str, Any] | None) -> None:
+    def on_end(self, run, summary):
         self.calls.append("interrupted" if summary is None else "end")
         if summary is not None:
             summary["counted_steps"] = self.steps
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"steps": self.steps}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state):
         self.calls.append(f"loaded {state['steps']}")
         self.steps = state["steps"]
 
@@ -297,17 +293,17 @@ class Spy:
 class Looks:
     """Looks at a batch of the training loader wherever it is called."""
 
-    def on_start(self, run: Any) -> None:
+    def on_start(self, run):
         next(iter(run.train_loader))
 
-    def on_step(self, run: Any) -> None:
+    def on_step(self, run):
         if run.trainer.step % 3 == 0 or run.trainer.step == 8:  # the last of an epoch too
             self.on_start(run)
 
-    def on_evaluation(self, run: Any, scores: dict[str, float]) -> None:
+    def on_evaluation(self, run, scores):
         self.on_start(run)
 
-    def on_epoch_end(self, run: Any) -> None:
+    def on_epoch_end(self, run):
         next(run.train_loader)
 
 
@@ -320,20 +316,20 @@ class Stop:
     at = 0
     how = ""
 
-    def __init__(self, at: int | None = None, how: str = "") -> None:
+    def __init__(self, at=None, how=""):
         if at is not None:
             Stop.at = at
             Stop.how = how
 
-    def on_step(self, run: Any) -> None:
+    def on_step(self, run):
         if run.trainer.step == Stop.at and Stop.how != "evaluation":
             self._stop()
 
-    def on_evaluation(self, run: Any, scores: dict[str, float]) -> None:
+    def on_evaluation(self, run, scores):
         if run.trainer.step >= Stop.at > 0 and Stop.how == "evaluation":
             self._stop()
 
-    def _stop(self) -> None:
+    def _stop(self):
         how = Stop.how
         Stop.at = 0
         Stop.how = ""
@@ -345,10 +341,10 @@ class Stop:
 class Fails:
     """A callback: one process fails after the second step, with an expected error or with another one."""
 
-    def __init__(self, rank: int, expected: bool) -> None:
+    def __init__(self, rank, expected):
         self.rank = rank
         self.error = DataError if expected else RuntimeError
 
-    def on_step(self, run: Any) -> None:
+    def on_step(self, run):
         if run.trainer.step == 2 and run.processes.rank == self.rank:
             raise self.error("the images are gone")

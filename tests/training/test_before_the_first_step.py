@@ -6,12 +6,11 @@ The sentence has the value and the remedy. What fits passes, and the checks leav
 import random
 import threading
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from data.errors import DataError
 from tests.configs import EXTENSIONS, IMAGES, checkpoint, metrics, steps, train
@@ -22,58 +21,58 @@ from training.trainer import Trainer
 
 
 class Normed(nn.Sequential):
-    def __init__(self, in_channels: int, **_: Any) -> None:
+    def __init__(self, in_channels, **_):
         super().__init__(nn.Flatten(), nn.Linear(64 * in_channels, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def forgets_return(**_: Any) -> None:
+def forgets_return(**_):
     nn.Linear(3, 2)
 
 
-def mistakes(outputs: Tensor, labels: Tensor) -> Tensor:
+def mistakes(outputs, labels):
     return (outputs.argmax(dim=1) != labels).float().mean()
 
 
 class Unscored(Trainer):
-    def evaluation_step(self, batch: dict[str, Any]) -> Any:
+    def evaluation_step(self, batch):
         return super().evaluation_step(batch)["loss"]
 
 
 class PerSample(Trainer):
     """Forgets the mean."""
 
-    def training_step(self, batch: dict[str, Any]) -> Tensor:
+    def training_step(self, batch):
         return super().training_step(batch).expand(len(batch["label"]))
 
 
 class Forgetful(Trainer):
-    def training_step(self, batch: dict[str, Any]) -> Any:
+    def training_step(self, batch):
         super().training_step(batch)
 
 
 class Uncomputable(Worst):
-    def compute(self) -> Any:
+    def compute(self):
         raise TypeError("not of such labels")
 
 
 class NeedsMore(Worst):
     """Cannot be computed on two samples."""
 
-    def compute(self) -> Any:
+    def compute(self):
         if self.all.sum() < 3:
             raise ValueError("too few")
         return {"x": 0.5}
 
 
-def own(key: str, name: str) -> str:
+def own(key, name):
     return f"{key}._target_={__name__}.{name}"
 
 
-def fault(name: str) -> str:
+def fault(name):
     return f"data._target_={EXTENSIONS}.Faulty +data.fault='{name}'"
 
 
-def metric(name: str, chosen: str, module: str = __name__) -> str:
+def metric(name, chosen, module=__name__):
     return f"task.metrics={{m: {{_target_: {module}.{name}}}}} task.metric={chosen}"
 
 
@@ -86,22 +85,22 @@ class Labelled(Images):
     """Offers its labels. Label 37 is wrong."""
 
     @property
-    def labels(self) -> np.ndarray:
+    def labels(self):
         return np.arange(self.length) % 2 + (np.arange(self.length) == 37)
 
 
 class Unlabelled(Images):
     """The second image of each kind has a label that a loss leaves out, and so it is in `labels`."""
 
-    def __init__(self, train: bool, label: int, **options: Any) -> None:
+    def __init__(self, train, label, **options):
         super().__init__(train, **options)
         self.labels = [label if index % 4 == 1 else index % 2 for index in range(len(self))]
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return super().__getitem__(index)[0], self.labels[index]
 
 
-def lazy(num_classes: int, **_: Any) -> nn.Module:
+def lazy(num_classes, **_):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
 
 
@@ -230,14 +229,14 @@ def test_what_fits_trains(tmp_path, case):
 class Noisy(nn.Module):
     """Counts in buffers, and draws random numbers, in each forward pass, unless `quiet`."""
 
-    def __init__(self, num_classes: int, in_channels: int, quiet: bool = False, **_: Any) -> None:
+    def __init__(self, num_classes, in_channels, quiet=False, **_):
         super().__init__()
         self.quiet = quiet
         self.norm = nn.BatchNorm2d(in_channels)
         self.layer = nn.Linear(64 * in_channels, num_classes)
         self.register_buffer("calls", torch.zeros(()))
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         self.calls += 1
         if not self.quiet:
             Snapshot.draw()
@@ -245,7 +244,7 @@ class Noisy(nn.Module):
 
 
 class Seen(Worst):
-    def compute(self) -> Tensor:
+    def compute(self):
         return self.all.sum()  # how many samples it has seen
 
 
@@ -253,10 +252,10 @@ class Snapshot:
     """Keeps the state, the gradients and the random numbers with which the first step begins."""
 
     @staticmethod
-    def draw() -> tuple[float, ...]:
+    def draw():
         return torch.rand(()).item(), np.random.rand(), random.random()
 
-    def on_start(self, run: Any) -> None:
+    def on_start(self, run):
         run.log(started=1.0)
         Snapshot.state = {name: value.clone() for name, value in run.trainer.model.state_dict().items()}
         Snapshot.gradients = [weight.grad for weight in run.trainer.model.parameters()]
@@ -285,23 +284,23 @@ class Ranks:
 
     world_size = 2
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.barrier = threading.Barrier(2, timeout=60)
         self.values = [None, None]
         self.local = threading.local()
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value):
         self.values[self.local.rank] = value
         self.barrier.wait()
         every = list(self.values)
         self.barrier.wait()
         return every
 
-    def check(self, datasets: list[Any], firsts: list[Any], again: list[Any]) -> str:
+    def check(self, datasets, firsts, again):
         """Returns the sentence with which both processes end, "" if there is none."""
         sentences = ["", ""]
 
-        def run(rank: int) -> None:
+        def run(rank):
             self.local.rank = rank
             try:
                 check_ranks(self, "training", datasets[rank], firsts[rank], lambda: again[rank])

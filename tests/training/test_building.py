@@ -11,12 +11,12 @@ from training.run import build_callbacks
 
 
 class WithoutTrain:
-    def __init__(self, root: str = "") -> None:
+    def __init__(self, root=""):
         self.root = root
 
 
 class NeedsSize:
-    def __init__(self, train: bool, size: int) -> None:
+    def __init__(self, train, size):
         self.size = size
 
 
@@ -47,7 +47,7 @@ def test_a_callback_that_is_null_is_left_out():
 
 
 class Forgetful:
-    def on_log(self, run: object) -> None:
+    def on_log(self, run):
         pass
 
 

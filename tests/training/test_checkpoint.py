@@ -7,7 +7,6 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,18 +18,18 @@ from training.config import ConfigError, checked
 from training.processes import Processes
 
 
-def checkpoints(folder: Path, keep: int = 2, interval: tuple = (inf, inf)) -> Checkpoints:
-    config: Any = SimpleNamespace(keep_checkpoints=keep, checkpoint_interval=lambda: interval)
+def checkpoints(folder, keep=2, interval=(inf, inf)):
+    config = SimpleNamespace(keep_checkpoints=keep, checkpoint_interval=lambda: interval)
     config.process_timeout = 60.0
     config.find_unused_parameters = False
     return Checkpoints(folder, config, Processes("cpu", config))
 
 
-def state(step: int) -> dict[str, Any]:
+def state(step):
     return {"model": {"weight": torch.full((500,), 3.0)}, "step": step, "config": {}}
 
 
-def names(folder: Path) -> set[str]:
+def names(folder):
     return {path.name for path in (folder / "checkpoints").iterdir()}
 
 
@@ -117,7 +116,7 @@ def test_an_interrupted_run_goes_on_from_its_own_checkpoint_not_from_where_it_be
 
 
 class Code:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return eval, ("__import__('os').environ.__setitem__('RAN', '1')",)
 
 
@@ -140,7 +139,7 @@ def test_weights_are_evaluated_with_their_running_mean_and_both_are_saved(tmp_pa
     assert scores[0] != scores[1], "evaluation is not"
 
 
-def refuse(*paths: Any) -> None:
+def refuse(*paths):
     raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
 

@@ -1,7 +1,6 @@
 """What is said of samples that cannot make a batch, and of values that are no numbers."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -20,6 +19,6 @@ def test_samples_of_a_type_that_no_batch_has_are_told_what_to_return():
 
 @pytest.mark.parametrize("value", ["text", None, [[1.0], [1.0, 2.0]]])
 def test_a_logged_value_that_is_no_number_is_named(value):
-    processes: Any = SimpleNamespace(device=torch.device("cpu"))
+    processes = SimpleNamespace(device=torch.device("cpu"))
     with pytest.raises(DataError, match=r"mine=.*: give a number or a tensor"):
         Means(processes).add(1, {"mine": value})

@@ -9,7 +9,6 @@ import signal
 import subprocess
 from itertools import zip_longest
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any, ClassVar
 
 import pytest
@@ -74,7 +73,7 @@ def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is
     assert "train.epochs=2" in (folder / ".hydra" / "overrides.yaml").read_text()
 
 
-def program(python, folder: Path, before: str, *settings: str) -> CompletedProcess[str]:
+def program(python, folder, before, *settings):
     """Runs train.py as a program, in which the statements `before` come first."""
     code = f"import os, runpy, sys\n{before}\nrunpy.run_path('{ROOT}/train.py', run_name='__main__')"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -121,7 +120,7 @@ class Returned(Callback):
 
     jobs: ClassVar[list[Any]] = []
 
-    def on_job_end(self, job_return: Any, **_: Any) -> None:
+    def on_job_end(self, job_return, **_):
         Returned.jobs.append(job_return)
 
 
@@ -144,7 +143,7 @@ def test_a_signal_ends_a_sweep_and_not_only_its_job(command, tmp_path):
 # Going on with an earlier run
 
 
-def settings_of(folder: Path) -> tuple:
+def settings_of(folder):
     config = checkpoint(folder)["config"]
     return config["model"]["size"], config["optim"]["lr"], config["data"]["length"], checkpoint(folder)["step"]
 
@@ -179,7 +178,7 @@ def test_a_job_of_a_sweep_goes_on_with_the_settings_of_the_run(command, tmp_path
 class Seen:
     """Notes the settings that Hydra itself made."""
 
-    def on_start(self, run: Any) -> None:
+    def on_start(self, run):
         with Path(os.environ["SEEN"]).open("a") as file:
             lr = run.config.optim["lr"]
             file.write(f"{os.environ.get('CACHE')} {Path.cwd() == run.folder.absolute()} {lr}\n")

@@ -12,7 +12,7 @@ from training.callbacks.ema import EMA
 class Odd(nn.Module):
     """Weights of two dtypes, one of them used twice, and buffers with and without a mean."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(3)
         self.half = nn.Linear(3, 3, dtype=torch.bfloat16)
@@ -20,7 +20,7 @@ class Odd(nn.Module):
         self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
         self.register_buffer("center", torch.zeros(3))
 
-    def change(self) -> None:
+    def change(self):
         with torch.no_grad():
             for weight in self.parameters():
                 weight.add_(torch.rand_like(weight))

@@ -1,15 +1,13 @@
 """The extension points of a run, used as a fork uses them: one small run each."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import WeightedRandomSampler
 
-from data.synthetic import Synthetic
 from tests.configs import (
     EXTENSIONS,
     IMAGES,
@@ -53,21 +51,21 @@ def test_a_callback_learns_that_a_run_was_interrupted_and_goes_on_with_its_state
 
 
 class Fails:
-    def __init__(self, where: str) -> None:
+    def __init__(self, where):
         self.where = where
 
-    def on_start(self, run: Any) -> None:
+    def on_start(self, run):
         if self.where == "start":
             raise ZeroDivisionError("start")
 
-    def on_end(self, run: Any, summary: Any) -> None:
+    def on_end(self, run, summary):
         if summary is not None:
             assert json.loads((run.folder / "summary.json").read_text())["epochs"] == 2, "it is written already"
             summary["added"] = {"figure": np.float32(0.5), "folder": run.folder, "nan": np.float32("nan")}
         raise ZeroDivisionError("end")
 
 
-def with_a_callback_that_fails(where: str) -> str:
+def with_a_callback_that_fails(where):
     first, last = (f"+callbacks.{name}._target_={EXTENSIONS}.Spy" for name in ("first", "last"))
     return f"{first} +callbacks.fails={{_target_: {__name__}.Fails, where: {where}}} {last}"
 
@@ -90,7 +88,7 @@ def test_nothing_after_training_fails_a_finished_run(tmp_path, monkeypatch, capl
 class NumpyState(Spy):
     """From step 3 on it has a state that weights_only refuses."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"steps": self.steps if self.steps < 3 else np.float64(0.5)}
 
 
@@ -150,13 +148,13 @@ def test_a_run_that_goes_on_with_another_schedule_keeps_no_momentum_of_the_earli
 class Following(nn.Module):
     """Its first part is trained or frozen; its norm is never trained, but follows, as MoCo's key network does."""
 
-    def __init__(self, num_classes: int, in_channels: int, **_: Any) -> None:
+    def __init__(self, num_classes, in_channels, **_):
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(in_channels, 4, 3), nn.BatchNorm2d(4))
         self.norm = nn.BatchNorm2d(4).requires_grad_(False)
         self.last = nn.Linear(36 * 4, num_classes)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images):
         return self.last(self.norm(self.first(images)).flatten(1))
 
 
@@ -190,12 +188,12 @@ def test_the_learning_rate_follows_its_schedule(tmp_path, schedule, middle, last
 # Samplers
 
 
-def only_threes(dataset: Synthetic) -> WeightedRandomSampler:
+def only_threes(dataset):
     """Draws samples of class 3 alone."""
     return WeightedRandomSampler([float(dataset[i]["label"] == 3) for i in range(len(dataset))], 64)
 
 
-def threes(outputs: Tensor, labels: Tensor) -> Tensor:
+def threes(outputs, labels):
     return (labels == 3).float()
 
 
@@ -245,7 +243,7 @@ def test_an_evaluation_may_be_of_some_steps_only_and_a_stream_has_epochs_of_as_m
     assert [line["test_seen"] for line in tests] == [13.0] * 2, "the first batch, of the first of four streams"
 
 
-def samples(outputs: Tensor, labels: Tensor) -> Tensor:
+def samples(outputs, labels):
     return torch.tensor(float(len(labels)))
 
 

@@ -1,12 +1,9 @@
 """A step with NaN or infinity loses no finite checkpoint: the run ends with a sentence, or saves no such weights."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from data.synthetic import Synthetic
 from tests.configs import checkpoint, metrics, steps, train
@@ -18,7 +15,7 @@ POISON = 133  # the sample that is read in a late step
 class Poison(Synthetic):
     """One of its samples is NaN."""
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index):
         sample = super().__getitem__(index)
         image = sample["image"].permute(2, 0, 1) / 255 - 0.5
         return {**sample, "image": image * math.nan if index == POISON and len(self) == 256 else image}
@@ -27,7 +24,7 @@ class Poison(Synthetic):
 class Exploding(Trainer):
     """Gradients are infinite in step 6, of a finite loss."""
 
-    def training_step(self, batch: dict[str, Any]) -> Tensor:
+    def training_step(self, batch):
         loss = super().training_step(batch)
         if self.step == 5:
             loss.register_hook(lambda gradient: gradient * math.inf)
@@ -37,7 +34,7 @@ class Exploding(Trainer):
 POISONED = f"data._target_={__name__}.Poison train.checkpoint_every=1"
 
 
-def saved(folder: Path) -> dict[int, bool]:
+def saved(folder):
     """Whether the weights of each checkpoint are finite, by step."""
     files = sorted((folder / "checkpoints").glob("step-*.pt"))
     weights = {int(file.stem[5:]): torch.load(file, weights_only=True)["model"].values() for file in files}
@@ -45,7 +42,7 @@ def saved(folder: Path) -> dict[int, bool]:
 
 
 @pytest.fixture(scope="module")
-def poisoned_step(tmp_path_factory) -> int:
+def poisoned_step(tmp_path_factory):
     """The step that the sample is part of."""
     folder = tmp_path_factory.mktemp("all steps")
     train(folder, POISONED, "train.stop_at_nan=false train.log_interval=1 train.epochs=1 schedule=constant")
@@ -90,7 +87,7 @@ def test_fp16_leaves_out_a_step_with_nan_and_masks_may_be_infinite(tmp_path):
 
 
 class Masked(torch.nn.Sequential):
-    def __init__(self, num_classes: int, in_channels: int, **_: Any) -> None:
+    def __init__(self, num_classes, in_channels, **_):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(64 * in_channels, num_classes))
         self.register_buffer("mask", torch.full((2,), -math.inf))
         self.frozen_mask = torch.nn.Parameter(torch.full((2,), -math.inf), requires_grad=False)

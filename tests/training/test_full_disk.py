@@ -25,7 +25,7 @@ def test_a_log_that_cannot_be_written_is_said_once(capsys):
 
 
 def test_a_folder_without_room_is_named_before_anything_is_done(tmp_path, monkeypatch):
-    def full(**_: object) -> None:
+    def full(**_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)

@@ -1,7 +1,6 @@
 """Labels that the loss ignores (ignore_index) count nowhere: in no score, no mean, no class weight, no table."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,14 +21,14 @@ IGNORING = "task.loss={_target_: torch.nn.CrossEntropyLoss, ignore_index: 9}"
 class HalfLabelled(Images):
     """Half of the samples have the label 9; of the test set all have it but the last."""
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         image, label = super().__getitem__(index)
         has_label = index % 4 < 2 if self.train else index == self.length - 1
         return image, label if has_label else 9
 
 
-def means() -> Means:
-    processes: Any = SimpleNamespace(device=torch.device("cpu"), gather=lambda value: [value], is_main=True)
+def means():
+    processes = SimpleNamespace(device=torch.device("cpu"), gather=lambda value: [value], is_main=True)
     return Means(processes)
 
 

@@ -31,34 +31,34 @@ class Averaging(torch.optim.SGD):
 
     newest: ClassVar[Any] = None
 
-    def __init__(self, params: Any, lr: float, **options: Any) -> None:
+    def __init__(self, params, lr, **options):
         super().__init__(params, lr=lr)
         self.trains = False
         Averaging.newest = self
 
     @torch.no_grad()
-    def turn(self, trains: bool) -> None:
+    def turn(self, trains):
         if self.trains != trains:
             self.param_groups[0]["params"][0].mul_(0.5 if trains else 2.0)  # exactly undone
         self.trains = trains
 
-    def train(self) -> None:
+    def train(self):
         self.turn(True)
 
-    def eval(self) -> None:
+    def eval(self):
         self.turn(False)
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         assert self.trains
         return super().step(closure)
 
 
 class Evaluated:
-    def on_evaluation(self, run: Any, scores: dict[str, float]) -> None:
+    def on_evaluation(self, run, scores):
         assert not Averaging.newest.trains
         self.weights = {name: value.clone() for name, value in run.trainer.model.state_dict().items()}
 
-    def on_end(self, run: Any, summary: Any) -> None:
+    def on_end(self, run, summary):
         torch.save(self.weights, run.folder / "evaluated.pt")
 
 
@@ -72,11 +72,11 @@ def test_an_optimizer_with_train_and_eval_is_evaluated_and_saved_in_its_eval_mod
     assert differences(checkpoint(tmp_path / "resumed")["model"], evaluated) == []
 
 
-def lbfgs(params: Any, **_: Any) -> Any:
+def lbfgs(params, **_):
     return torch.optim.LBFGS(params)
 
 
-def muon(params: Any, **_: Any) -> Any:
+def muon(params, **_):
     return torch.optim.Muon(params)
 
 
@@ -86,7 +86,7 @@ def test_an_optimizer_that_takes_no_groups_is_a_sentence_that_names_the_method_t
         train(tmp_path, f"optim._target_={__name__}.{name}")
 
 
-def leave_out(samples: list[dict[str, Any]]) -> Any:
+def leave_out(samples):
     """A collate function that leaves out samples, and so whole batches."""
     kept = [sample for sample in samples if sample["label"] < 3]
     return default_collate(kept) if kept else {name: value[None][:0] for name, value in samples[0].items()}

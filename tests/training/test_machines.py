@@ -1,7 +1,6 @@
 """train.py on machines that lack something: a run ends well there, or one sentence says what is wrong."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -62,7 +61,7 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_a_run_ends_well_on_a_machine_with(python, tmp_path: Path, machine: str):
+def test_a_run_ends_well_on_a_machine_with(python, tmp_path, machine):
     statements, settings = MACHINES[machine]
     done = program(python, tmp_path, "\n".join(statements), *settings)
     if done.returncode == SKIPPED:

@@ -1,15 +1,12 @@
 """A run that stops anywhere, in any way, and goes on with any loader, ends with the bits of one that did not stop."""
 
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from tests.configs import EXTENSIONS, IMAGES, STOP, TWO_PARTS, checkpoint, differences, steps, train, untimed
@@ -20,11 +17,11 @@ from training.stopping import Stopped
 class Centred(nn.Module):
     """A loss with a buffer that follows the outputs, and that checkpoints keep."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("centre", torch.zeros(10))
 
-    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, outputs, labels):
         with torch.no_grad():
             self.centre.lerp_(outputs.mean(0), 0.1)
         return functional.cross_entropy(outputs - self.centre, labels)
@@ -49,7 +46,7 @@ HOW = ["SIGTERM", "SIGINT", "error", "evaluation"]
 LOADERS = ["torch 0", "torch 1", "workers 0", "workers 2", "prefetch 1", "threads 2", "resident 0"]
 
 
-def loader(config: str, name: str) -> str:
+def loader(config, name):
     kind, workers = name.split()
     if config == "stream" or (config == "batch sampler" and kind == "resident"):
         kind = "workers"
@@ -57,11 +54,11 @@ def loader(config: str, name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+def whole(tmp_path_factory):
     """The folder of a run that nothing stops."""
 
     @cache
-    def trained(config: str) -> Path:
+    def trained(config):
         folder = tmp_path_factory.mktemp("whole")
         train(folder, CONFIGS[config], STOP, loader(config, "torch 0"))
         return folder
@@ -69,7 +66,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     return trained
 
 
-def check_resume(folder: Path, undisturbed: Path, config: str, stops: list[tuple], loaders: list[str]) -> None:
+def check_resume(folder, undisturbed, config, stops, loaders):
     overrides = f"{CONFIGS[config]} {STOP} train.checkpoint_every=4"
     for (step, how), name in zip(stops, loaders, strict=False):
         Stop.at = step
@@ -152,13 +149,13 @@ class Files(Images):
     length = 64
     moved = False
 
-    def __init__(self, train: bool, **_: Any) -> None:
+    def __init__(self, train, **_):
         super().__init__(train)
         self.labels = [index % 2 for index in range(len(self))]
         if Files.moved:
             self.labels[40:42] = [1, 0]  # which were 0 and 1
 
-    def __len__(self) -> int:
+    def __len__(self):
         return Files.length
 
 

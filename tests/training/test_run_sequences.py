@@ -10,12 +10,9 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -53,19 +50,19 @@ class Start:
     moves: bool
     evaluates: bool = False  # afterwards
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         where = "another folder" if self.moves else "its folder"
         return f"Start({self.how} at {self.at}, {self.change}, in {where}{', evaluate' * self.evaluates})"
 
 
 @cache
-def undisturbed(root: Path) -> dict[str, Any]:
+def undisturbed(root):
     train(root / "undisturbed", *BASE)
     return checkpoint(root / "undisturbed")
 
 
 @contextmanager
-def full_disk(is_full: bool) -> Iterator[None]:
+def full_disk(is_full):
     """In the block no file may become larger than a checkpoint's first part."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if is_full:
@@ -76,10 +73,10 @@ def full_disk(is_full: bool) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def kill_at_change(folder: Path, number: int) -> None:
+def kill_at_change(folder, number):
     """Kills this process before change `number` of the files in the folder."""
 
-    def look(event: str, arguments: tuple[Any, ...]) -> None:
+    def look(event, arguments):
         nonlocal number
         is_change = event in ("os.rename", "os.remove", "os.symlink", "os.link", "os.mkdir")
         is_change |= event == "open" and bool(set(str(arguments[1])) & set("wax"))
@@ -91,7 +88,7 @@ def kill_at_change(folder: Path, number: int) -> None:
     sys.addaudithook(look)
 
 
-def train_and_be_killed(start: Start, folder: Path, *settings: str) -> None:
+def train_and_be_killed(start, folder, *settings):
     """Trains in a forked child. If it is not killed, it finishes the run."""
     child = os.fork()
     if child:
@@ -110,7 +107,7 @@ def train_and_be_killed(start: Start, folder: Path, *settings: str) -> None:
         os._exit(1)
 
 
-def check_evaluation(folder: Path) -> None:
+def check_evaluation(folder):
     """Evaluates the best checkpoint, with the scores that the run had then, if it evaluated it."""
     if not (newest(folder) and (ROOT / "extras" / "finished").exists()):
         return
@@ -120,12 +117,12 @@ def check_evaluation(folder: Path) -> None:
             assert abs(line["test_loss"] - result["loss"]) < 1e-5
 
 
-def newest(folder: Path) -> int:
+def newest(folder):
     """The step of the newest checkpoint, 0 if there is none."""
     return max((int(path.stem[5:]) for path in folder.glob("checkpoints/step-*.pt")), default=0)
 
 
-def check_sequence(root: Path, starts: list[Start]) -> None:
+def check_sequence(root, starts):
     wanted = undisturbed(root.parent)
     folder = root / "0"
     earlier = []
@@ -169,7 +166,7 @@ ENDS = st.tuples(HOW, st.integers(1, 6)) | st.tuples(st.just("KILL A FILE"), st.
 FULL = st.just(("full disk", 0))
 
 
-def start_that(ends: tuple[str, int], change: str, moves: bool, evaluates: bool) -> Start:
+def start_that(ends, change, moves, evaluates):
     how, at = ends
     return Start(how, at, change, moves, evaluates)
 

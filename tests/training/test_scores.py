@@ -1,13 +1,13 @@
 """Scores and metrics of a fork, and which of its checkpoints is the best."""
 
 import pytest
-from torch import Tensor, nn
+from torch import nn
 
 from tests.configs import EXTENSIONS, checkpoint, metrics, train
 from tests.training.extensions import Worst
 
 
-def falling(outputs: Tensor, labels: Tensor) -> Tensor:
+def falling(outputs, labels):
     """A score of each sample that falls while the network learns."""
     return nn.functional.cross_entropy(outputs, labels, reduction="none")
 
@@ -15,22 +15,22 @@ def falling(outputs: Tensor, labels: Tensor) -> Tensor:
 class Listed(Worst):
     """A metric whose values are given."""
 
-    def __init__(self, values: list[object], higher_is_better: bool | None = None) -> None:
+    def __init__(self, values, higher_is_better=None):
         super().__init__()
         self.values = iter(float(value) for value in values)
         self.higher_is_better = higher_is_better
 
-    def compute(self) -> float:
+    def compute(self):
         return next(self.values) if self.all.sum() == 64 else 0.0  # else it is the check before the first step
 
 
-def score(name: str) -> str:
+def score(name):
     """A function of a fork, beside a loss that is one of torch's."""
     loss = "task.loss={_target_: torch.nn.MultiMarginLoss} "
     return loss + f"task.scores={{{name}: {{_target_: {__name__}.falling}}}} task.metric={name}"
 
 
-def listed(values: str) -> str:
+def listed(values):
     return f"task.metrics={{mine: {{_target_: {__name__}.Listed, {values}}}}} task.metric=mine"
 
 

@@ -18,7 +18,7 @@ LOGITS = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 3, 1]])
 LABELS = torch.tensor([0, 1, 2])
 
 
-def values(scores: dict[str, torch.Tensor]) -> dict[str, list[float]]:
+def values(scores):
     return {name: value.float().tolist() for name, value in scores.items()}
 
 

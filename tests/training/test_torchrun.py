@@ -2,7 +2,6 @@
 
 import os
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +24,6 @@ from tests.configs import (
     train,
     untimed,
 )
-from tests.python_server import PythonServer
 
 LONG = 100  # seconds within which every run has to end
 OURS = (
@@ -54,9 +52,7 @@ elastic_launch(LaunchConfig(min_nodes=1, max_nodes=1, **about), rank)(*sys.argv[
 class Run:
     """A run in `folder`/out, of one process or of two."""
 
-    def __init__(
-        self, python: PythonServer, folder: Path, *overrides: str, processes: int = 2, restarts: int = 0, id: str = "1"
-    ) -> None:
+    def __init__(self, python, folder, *overrides, processes=2, restarts=0, id="1"):
         folder.mkdir(parents=True, exist_ok=True)
         self.out = folder / "out"
         self.text = ""
@@ -69,17 +65,17 @@ class Run:
         environment = {**os.environ, "PYTHONPATH": str(CONF.parent)}
         self.program = python.start(*torchrun, *command, env=environment, cwd=folder)
 
-    def rank(self, number: int) -> psutil.Process:
+    def rank(self, number):
         return sorted(psutil.Process(self.program.pid).children(), key=psutil.Process.create_time)[number]
 
-    def wait_for_step(self, step: int) -> None:
+    def wait_for_step(self, step):
         """Waits until the checkpoint of a step from `step` on is there."""
         end = time.monotonic() + LONG
         while not any(int(path.stem[5:]) >= step for path in self.out.glob("checkpoints/step-*.pt")):
             assert time.monotonic() < end and self.program.poll() is None, self.finish().text
             time.sleep(0.005)
 
-    def finish(self, *ranks_said: str) -> "Run":
+    def finish(self, *ranks_said):
         """Waits for the end. ranks_said: what the output has if the processes fail, which they then must."""
         with self.program:
             self.text = "".join(self.program.communicate(LONG))
@@ -88,7 +84,7 @@ class Run:
         return self
 
 
-def assert_close(one: Run, other: Run) -> None:
+def assert_close(one, other):
     torch.testing.assert_close(checkpoint(one.out)["model"], checkpoint(other.out)["model"], rtol=0, atol=1e-6)
     for mine, theirs in zip(metrics(one.out), metrics(other.out), strict=True):
         assert (mine["step"], mine["epoch"]) == (theirs["step"], theirs["epoch"])
@@ -96,19 +92,19 @@ def assert_close(one: Run, other: Run) -> None:
             assert mine[name] == pytest.approx(theirs[name], abs=1e-6), "each of the 65 test samples counts once"
 
 
-def assert_same(one: Run, other: Run) -> None:
+def assert_same(one, other):
     assert differences(checkpoint(one.out)["model"], checkpoint(other.out)["model"]) == []
     assert untimed(one.out) == untimed(other.out)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(python, tmp_path_factory) -> Run:
+def undisturbed(python, tmp_path_factory):
     """A run of two processes that nothing interrupts."""
     return Run(python, tmp_path_factory.mktemp("undisturbed")).finish()
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory) -> SimpleNamespace:
+def single(tmp_path_factory):
     """A run of this process."""
     folder = tmp_path_factory.mktemp("single")
     train(folder, OURS)
@@ -173,7 +169,7 @@ def test_a_run_stopped_by_sigterm_goes_on_with_another_number_of_processes(pytho
     torch.testing.assert_close(checkpoint(again.out)["model"], checkpoint(single.out)["model"], rtol=0, atol=1e-6)
 
 
-def write_table(folder: Path) -> list[str]:
+def write_table(folder):
     """Writes 96 training and 17 test images and their table. Returns the settings that read them."""
     rows = ["image,label,part"]
     for number in range(113):

@@ -3,14 +3,11 @@
 The oracle is a plain PyTorch loop over the same samples: equal losses, scores, weights and predictions.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,11 +34,11 @@ COMMON = (
 )
 
 
-def in_order(dataset: Any) -> range:
+def in_order(dataset):
     return range(len(dataset))
 
 
-def drawn(index: int, train: bool) -> np.random.Generator:
+def drawn(index, train):
     return np.random.default_rng([index, train])
 
 
@@ -50,17 +47,17 @@ class Pictures:
 
     classes = ["a", "b", "c"]  # noqa: RUF012
 
-    def __init__(self, train: bool, **_: Any) -> None:
+    def __init__(self, train, **_):
         self.train = train
         self.labels = [index % 3 for index in range(len(self))]
 
-    def __len__(self) -> int:
+    def __len__(self):
         return TRAINED if self.train else TESTED
 
-    def image(self, index: int) -> np.ndarray:
+    def image(self, index):
         return drawn(index, self.train).integers(0, 200, (6, 6, 3), np.uint8) + np.uint8(25 * (index % 3))
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.image(index), index % 3
 
 
@@ -71,11 +68,11 @@ class Arrays(Pictures):
     mean = torch.full((3, 1, 1), 0.4)
     std = np.full(3, 0.3)
 
-    def __init__(self, train: bool, **_: Any) -> None:
+    def __init__(self, train, **_):
         super().__init__(train)
         self.labels = torch.tensor([min(2, index % 5) for index in range(len(self))])
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return {"image": torch.from_numpy(self.image(index)), "label": self.labels[index], "name": np.str_("x")}
 
 
@@ -85,7 +82,7 @@ class Grey(Pictures):
     mean = np.float64(0.5)
     std = torch.tensor([0.25])
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return [self.image(index)[..., :1], np.array([index % 3], np.uint8)]
 
 
@@ -95,7 +92,7 @@ Sample = namedtuple("Sample", "image label")
 class Shares(Pictures):
     """Samples are named tuples of a float image (C, H, W) and the shares of the classes."""
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         image = torch.from_numpy(self.image(index)).permute(2, 0, 1) / 255
         return Sample(image, torch.tensor([0.8, 0.1, 0.1]).roll(index).double())
 
@@ -103,14 +100,14 @@ class Shares(Pictures):
 class Several(Pictures):
     """Each sample has several classes: an array of bools."""
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.image(index), np.array([index % 2, index % 3 == 0, True]).astype(bool)
 
 
 class Masks(Pictures):
     """Each pixel has a class. In some masks most pixels are 255, which the loss ignores."""
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         image = self.image(index)
         mask = (image[..., 0] // 100).astype(np.int64)
         mask.flat[: 34 if index % 4 else 0] = 255
@@ -122,29 +119,29 @@ class Rows:
 
     numbers = 1
 
-    def __init__(self, train: bool, **_: Any) -> None:
+    def __init__(self, train, **_):
         self.train = train
 
-    def __len__(self) -> int:
+    def __len__(self):
         return TRAINED if self.train else TESTED
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         left, right = drawn(index, self.train).normal(size=(2, 3)).astype(np.float32)
         return {"left": left, "right": torch.from_numpy(right), "y": self.label(float(left.sum()))}
 
-    def label(self, number: float) -> Any:
+    def label(self, number):
         return number
 
 
 class PairArrays(Rows):
-    def label(self, number: float) -> Any:
+    def label(self, number):
         return np.array([number, -number])
 
 
 class Words(Pictures):
     """Sequences of different lengths."""
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return {"words": torch.full((1 + index % 4,), index % 3), "label": index % 3}
 
 
@@ -153,38 +150,38 @@ class Numbers(IterableDataset):
 
     classes = ("a", "b", "c")
 
-    def __init__(self, train: bool, **_: Any) -> None:
+    def __init__(self, train, **_):
         self.length = TRAINED if train else TESTED
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         for index in range(self.length):
             yield torch.from_numpy(drawn(index, True).normal(size=3).astype(np.float32)) + index % 3, index % 3
 
 
 class Flat(nn.Sequential):
-    def __init__(self, num_classes: int, in_channels: int) -> None:
+    def __init__(self, num_classes, in_channels):
         super().__init__(nn.Flatten(), nn.Linear(36 * in_channels, num_classes))
 
 
 class Lazy(nn.Sequential):
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes):
         super().__init__(nn.Flatten(), nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(num_classes))
 
 
 class Pixels(nn.Conv2d):
-    def __init__(self, num_classes: int, in_channels: int) -> None:
+    def __init__(self, num_classes, in_channels):
         super().__init__(in_channels, num_classes, 1)
 
 
 class Joined(nn.Module):
     """Takes two fields. Outputs are (B, numbers); with `shape` "flat" they are (B,), with "dict" a dict."""
 
-    def __init__(self, num_classes: int, shape: str = "") -> None:
+    def __init__(self, num_classes, shape=""):
         super().__init__()
         self.layer = nn.Linear(6, num_classes)
         self.shape = shape
 
-    def forward(self, left: Tensor, right: Tensor) -> Any:
+    def forward(self, left, right):
         outputs = self.layer(torch.cat([left, right], 1))
         if self.shape == "dict":
             return {"value": outputs, "distance": left - right}
@@ -192,45 +189,45 @@ class Joined(nn.Module):
 
 
 class Bag(nn.Module):
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes):
         super().__init__()
         self.words = nn.Embedding(3, 4)
         self.head = nn.Linear(4, num_classes)
 
-    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, words, lengths):
         kept = torch.arange(words.shape[1]) < lengths[:, None]
         return self.head((self.words(words) * kept[..., None]).sum(1) / lengths[:, None])
 
 
 class Three(nn.Linear):
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes):
         super().__init__(3, num_classes)
 
 
 class OfPixels(Task):
-    def __init__(self, dataset: Any, **options: Any) -> None:
+    def __init__(self, dataset, **options):
         super().__init__(dataset, **options)
         self.num_outputs = 3
 
-    def scores(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def scores(self, outputs, labels):
         return {"pixels": (outputs.argmax(1) == labels).float()}
 
 
 class OfDicts(Task):
     """The network's outputs are a dict."""
 
-    def loss(self, outputs: Any, labels: Any) -> Tensor:
+    def loss(self, outputs, labels):
         return (outputs["value"][:, 0] - labels).square().mean()
 
-    def scores(self, outputs: Any, labels: Any) -> dict[str, Tensor]:
+    def scores(self, outputs, labels):
         return {"far": outputs["distance"].abs().sum(1)}
 
 
-def itself(outputs: Tensor, labels: None) -> Tensor:
+def itself(outputs, labels):
     return outputs.square().mean()
 
 
-def wrong(outputs: Tensor, labels: Tensor) -> Tensor:
+def wrong(outputs, labels):
     return (outputs.argmax(1) != labels).float()
 
 
@@ -239,14 +236,14 @@ class Largest:
 
     higher_is_better = False
 
-    def reset(self) -> None:
+    def reset(self):
         self.value = torch.zeros(())
 
-    def update(self, outputs: Tensor, labels: Tensor) -> None:
+    def update(self, outputs, labels):
         assert outputs.shape == labels.shape
         self.value = torch.maximum(getattr(self, "value", torch.zeros(())), (outputs - labels).abs().max())
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return self.value
 
 
@@ -265,33 +262,33 @@ class Case:
     collate: Callable[[list[Any]], Any] = default_collate
 
 
-def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
+def accuracy(outputs, labels):
     return (outputs.argmax(1) == labels.flatten()).float()
 
 
-def mae(outputs: Tensor, labels: Tensor) -> Tensor:
+def mae(outputs, labels):
     return (outputs.reshape(len(labels), -1) - labels.reshape(len(labels), -1)).abs().mean(1)
 
 
-def mse(outputs: Tensor, labels: Tensor) -> Tensor:
+def mse(outputs, labels):
     return (outputs.reshape(len(labels), -1) - labels.reshape(len(labels), -1)).square().mean()
 
 
-def entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+def entropy(outputs, labels):
     return functional.cross_entropy(outputs, labels.long().flatten())
 
 
-def balanced(outputs: Tensor, labels: Tensor) -> Tensor:
+def balanced(outputs, labels):
     counts = torch.bincount(Arrays(True).labels)
     weights = TRAINED / (3 * counts)
     return (functional.cross_entropy(outputs, labels, reduction="none") * weights[labels]).mean()
 
 
-def own(key: str, name: str) -> str:
+def own(key, name):
     return f"{key}._target_={__name__}.{name}"
 
 
-def function(key: str, target: str, options: str = "") -> str:
+def function(key, target, options=""):
     return f"{key}={{_target_: {target}{options}}}"
 
 
@@ -375,7 +372,7 @@ CASES = {
 class Plain:
     """The oracle: the loop as it is written without this repository."""
 
-    def __init__(self, case: Case, outputs: int, kept: Any) -> None:
+    def __init__(self, case, outputs, kept):
         self.case = case
         self.kept = kept
         first = self.batch(case.dataset(True), kept[:1])[0][0]
@@ -399,14 +396,14 @@ class Plain:
                 self.losses.append(loss.item())
         self.scores = self.evaluate()
 
-    def batch(self, dataset: Any, indices: Any) -> tuple[list[Tensor], Any]:
+    def batch(self, dataset, indices):
         samples = list(dataset) if isinstance(dataset, IterableDataset) else dataset
         batch = self.case.collate([samples[int(index)] for index in indices])
         names = [*self.case.inputs, *([self.case.label] if self.case.label else [])]
         fields = batch if isinstance(batch, dict) else dict(zip(names, batch, strict=True))
         return [self.normalized(fields[name], dataset) for name in self.case.inputs], fields.get(self.case.label)
 
-    def normalized(self, images: Tensor, dataset: Any) -> Tensor:
+    def normalized(self, images, dataset):
         if images.dtype != torch.uint8:
             return images
         mean = torch.as_tensor(getattr(dataset, "mean", 0.5)).float()
@@ -414,7 +411,7 @@ class Plain:
         images = images.permute(0, 3, 1, 2) / 255
         return (images - mean.reshape(-1, 1, 1)) / std.reshape(-1, 1, 1)
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self):
         inputs, labels = self.batch(self.case.dataset(False), range(TESTED))
         with torch.no_grad():
             outputs = self.network(*inputs)
@@ -449,7 +446,7 @@ def test_classes_as_users_write_them_train_resume_evaluate_and_predict_as_a_plai
         check_finished(case, plain, tmp_path / "checkpoints" / "last.pt")
 
 
-def check_finished(case: Case, plain: Plain, file: Path) -> None:
+def check_finished(case, plain, file):
     """evaluate.py and predict.py agree with the oracle."""
     names = "evaluate", "predict", "samples", "finished_run"
     evaluate, predict, samples, finished = (importlib.import_module(f"extras.finished.{name}") for name in names)

@@ -9,12 +9,12 @@ from tests.configs import steps, train
 from training.verdict import Measured, verdict
 
 
-def window(wait: float) -> Window:
+def window(wait):
     """The timed 100 steps of ten seconds, of which a share `wait` was waiting for data."""
     return Window(100, 1000, 10.0, 10 * wait)
 
 
-def workers(active: int, busy: float, queued: float = 0.0, transform: float = 0.0) -> LoaderStats:
+def workers(active, busy, queued=0.0, transform=0.0):
     """The figures of workers that read for a share `busy` of the ten seconds.
 
     queued: the share of the reading in which they wait for a core. transform: the seconds of a batch's transform.

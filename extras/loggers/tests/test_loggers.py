@@ -25,7 +25,7 @@ class Recorder(Logger):
 
     package = "json"
 
-    def __init__(self, fails_at: str) -> None:
+    def __init__(self, fails_at):
         super().__init__(fails_at=fails_at)
         Recorder.made = self
         self.calls = []
@@ -75,7 +75,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
         kind()
 
 
-def needs(*packages: str):
+def needs(*packages):
     return pytest.mark.skipif(not all(map(find_spec, packages)), reason=f"needs {', '.join(packages)}")
 
 

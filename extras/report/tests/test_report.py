@@ -67,7 +67,7 @@ def test_the_measured_verdict_is_in_the_summary_in_the_report_and_in_the_last_li
 class Device:
     """A run on a device that computes for 70 ms a step; Python takes the next of `host` seconds to queue it."""
 
-    def __init__(self, *host: float) -> None:
+    def __init__(self, *host):
         self.now, self._busy_until, self._host = 0.0, 0.0, iter(host)
         self.trainer = SimpleNamespace(device=torch.device("cuda"), run_step=self._run_step)
         self.processes = SimpleNamespace(gather=lambda seconds: [seconds, seconds / 2])

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SMALL = [*FAST, "callbacks/standard=[best,sweep,slurm]"]
 
 
-def command(launcher: str, *arguments: str) -> list[str]:
+def command(launcher, *arguments):
     where = [f"hydra/launcher={launcher}", "hydra.sweep.dir=sweep"]
     return [sys.executable, str(ROOT / "train.py"), "-m", *where, *SMALL, *arguments]
 
@@ -54,7 +53,7 @@ def test_sigterm_ends_the_sweep_with_its_jobs_and_their_workers(tmp_path):
 
 
 @contextmanager
-def started(command: list[str], folder: Path, **options) -> Iterator[psutil.Popen]:
+def started(command, folder, **options):
     process = psutil.Popen(command, cwd=folder, **options)
     try:
         yield process
@@ -63,7 +62,7 @@ def started(command: list[str], folder: Path, **options) -> Iterator[psutil.Pope
             one.kill()
 
 
-def wait_for_files(process: psutil.Popen, *paths: Path) -> None:
+def wait_for_files(process, *paths):
     until = time.monotonic() + 300
     while not all(path.exists() for path in paths):
         assert time.monotonic() < until and process.poll() is None
@@ -75,7 +74,7 @@ def program(tmp_path, monkeypatch):
     """A function that puts a shell script in the place of a program of Slurm."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
-    def put(name: str, script: str) -> None:
+    def put(name, script):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
 

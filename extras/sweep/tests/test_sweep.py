@@ -32,7 +32,7 @@ def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, pyt
     assert "loader.num_workers=0" in report.partition("Use it by\n  python train.py ")[2].splitlines()[0]
 
 
-def add_job(folder: Path, number: int, overrides: str, outcome=None) -> None:
+def add_job(folder, number, overrides, outcome=None):
     """A job: done with a speed or a summary (bytes: its file), failed with an error, unfinished with neither."""
     job = folder / f"job {number}"
     error = outcome if isinstance(outcome, str) else ""
@@ -79,7 +79,7 @@ SWEEPS = [  # jobs, what the report says, what it does not say
 ]
 
 
-def made(folder: Path, jobs: list) -> Path:
+def made(folder, jobs):
     for number, (overrides, outcome) in enumerate(jobs):
         add_job(folder, number, overrides, outcome)
     return folder

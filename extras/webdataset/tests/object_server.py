@@ -4,7 +4,6 @@ import hashlib
 import random
 import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 
 class ObjectServer(ThreadingHTTPServer):
@@ -18,7 +17,7 @@ class ObjectServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 100
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         super().__init__(("127.0.0.1", 0), Handler)
         self.folder = folder
         self.url = f"http://127.0.0.1:{self.server_port}"

@@ -2,12 +2,11 @@
 
 import io
 import tarfile
-from pathlib import Path
 
 from tests.data.fakes import write_images
 
 
-def write_tar(path: Path, files: dict[str, bytes | None]) -> Path:
+def write_tar(path, files):
     """None stands for a link."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
@@ -19,12 +18,12 @@ def write_tar(path: Path, files: dict[str, bytes | None]) -> Path:
     return path
 
 
-def write_shards(folder: Path, count: int = 2) -> dict[str, str]:
+def write_shards(folder, count=2):
     """folder/images, and two shards of each split with the same images: `urls` and `test_urls`."""
     write_images(folder / "images", count=count)
     for split in ("train", "val"):
         for number, name in enumerate(("cat", "dog")):
-            files: dict[str, bytes | None] = {}
+            files = {}
             for path in sorted((folder / "images" / split / name).iterdir()):
                 files |= {f"{name}/{path.name}": path.read_bytes(), f"{name}/{path.stem}.cls": f"{name}\n".encode()}
             write_tar(folder / "shards" / f"{split}-{number:02}.tar", files)
