@@ -6,6 +6,7 @@ FashionMini is the part that ships with this repository, FashionMNIST the full d
 import gzip
 import lzma
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,8 @@ class FashionMini(ArrayDataset):
         flip: bool = True,
         **options: Any,
     ) -> None:
-        root = Path(root or EMBEDDED).expanduser()
-        remedy = "leave out data.root, and restore the files with `git checkout -- data/embedded`"
-        images, labels = (read_idx(root / f"{name}.xz", remedy) for name in (TRAIN_FILES if train else TEST_FILES))
+        names = TRAIN_FILES if train else TEST_FILES
+        images, labels = (read_shipped(Path(root or EMBEDDED).expanduser() / f"{name}.xz") for name in names)
         super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, **ABOUT, **options)
 
 
@@ -82,6 +82,12 @@ def find_files(root: Path) -> dict[str, Path]:
             if all(path.is_file() for path in paths.values()):
                 return paths
     return {}
+
+
+@cache
+def read_shipped(path: Path) -> np.ndarray:
+    """Reads a file of FashionMini once in a process: the jobs of a sweep share its array, which is read-only."""
+    return read_idx(path, "leave out data.root, and restore the files with `git checkout -- data/embedded`")
 
 
 def read_idx(path: Path, remedy: str = "replace it with a good copy, or delete it to download it again") -> np.ndarray:

@@ -110,33 +110,35 @@ def test_regression_takes_outputs_and_labels_with_and_without_a_dimension_of_the
 
 
 def test_shapes_that_would_be_broadcast_are_refused_for_each_task():
+    classes = LABELS.new_zeros(4)
+    numbers = torch.zeros(4)
+    column = torch.zeros(4, 1)
     logits = torch.zeros(4, 3)
     image = torch.zeros(4, 1, 5, 5)
-    refused = [
-        (Classification, torch.zeros(4, 1), LABELS.new_zeros(4)),
-        (Classification, torch.zeros(4, 3, 5), LABELS.new_zeros(4)),
-        (Classification, logits, torch.zeros(4, 1)),
-        (Multilabel, logits, torch.zeros(4, 1)),
-        (Multilabel, torch.zeros(4), torch.zeros(4, 3)),
-        (Regression, torch.zeros(4, 3), torch.zeros(4)),
-        (Regression, torch.zeros(1), torch.zeros(4)),
-        (Regression, image, torch.zeros(4, 5)),
-    ]
-    for kind, outputs, labels in refused:
-        task = kind(THREE, loss=lambda outputs, labels: (outputs - labels).abs())
+    for kind, outputs, labels in (
+        (Classification, column, classes),
+        (Classification, image, classes),
+        (Classification, logits, column),
+        (Multilabel, logits, column),
+        (Multilabel, numbers, logits),
+        (Regression, logits, numbers),
+        (Regression, numbers[:1], numbers),
+        (Regression, image, image[:, 0, 0]),
+    ):
+        task = kind(THREE, loss=torch.sub)
         for function in (task.loss, task.all_scores, task.matched):
             with pytest.raises(DataError, match=r"(outputs|labels) are \(.*\), not \(B.* for \d samples"):
                 function(outputs, labels)
     for kind, outputs, labels in (
-        (Classification, logits[:, :, None, None], LABELS.new_zeros(4, 1)),
-        (Multilabel, logits[..., None], torch.zeros(4, 3)),
+        (Classification, logits[:, :, None, None], classes[:, None]),
+        (Multilabel, logits[..., None], logits),
         (Regression, image, image[:, 0]),
         (Task, image, image[:, 0]),
-        (Task, torch.zeros(4), torch.zeros(4, 1)),
+        (Task, numbers, column),
     ):
         outputs, labels = kind(THREE).matched(outputs, labels)
         assert outputs.shape == labels.shape or (outputs.shape, labels.shape) == ((4, 3), (4,))
-    boxes = [{"boxes": torch.zeros(2, 4)}]
+    boxes = [{"boxes": column}]
     assert Task(THREE).matched(image, boxes) == (image, boxes), "others are left as they are"
 
 
@@ -154,20 +156,20 @@ def test_the_items_of_a_loss_are_what_torch_divides_by(weight):
 
 def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
     task = Task(THREE)
-    assert task.count({"edges": torch.zeros(2, 9), "image": torch.zeros(5, 3), "label": torch.zeros(4)}) == 4
-    assert task.count({"step": torch.zeros(()), "image": [torch.zeros(3)] * 5}) == 5
+    assert task.count({"edges": torch.zeros(2, 9), "image": LOGITS, "label": torch.zeros(4)}) == 4
+    assert task.count({"step": torch.zeros(()), "image": [*LOGITS]}) == 3
 
 
 def test_a_batch_is_cut_into_parts_by_its_samples_also_where_a_field_is_a_list():
     left = torch.arange(4)
-    right = torch.arange(4) * 10
-    names = ["a", "b", "c", "d"]
-    batch = {"image": [left, right], "names": names, "label": (left, right)}
-    task = Classification(THREE, inputs="left")
-    assert task.count({"left": left, "label": [left, right]}) == 4
+    right = left * 10
+    batch = {"image": [left, right], "names": [*"abcd"], "label": (left, right)}
+    assert Classification(THREE, inputs="left").count({"left": left, "label": [left, right]}) == 4
     part = rows_of(batch, slice(1, 3), 4)
-    assert [field.tolist() for field in part["image"]] == [[1, 2], [10, 20]]
-    assert part["names"] == ["b", "c"] and [field.tolist() for field in part["label"]] == [[1, 2], [10, 20]]
+    for name in ("image", "label"):
+        assert [field.tolist() for field in part[name]] == [[1, 2], [10, 20]]
+    assert part["names"] == ["b", "c"]
+    assert rows_of(["about all"], slice(1, 3), 4) == ["about all"]
 
 
 def test_names_of_classes_that_yaml_has_turned_into_booleans_are_a_sentence(error):

@@ -174,18 +174,19 @@ class Pixels(nn.Conv2d):
 
 
 class Joined(nn.Module):
-    """Takes two fields. Outputs are (B, numbers); with `shape` "flat" they are (B,), with "dict" a dict."""
+    """Takes two fields."""
 
-    def __init__(self, num_classes, shape=""):
+    def __init__(self, num_classes):
         super().__init__()
         self.layer = nn.Linear(6, num_classes)
-        self.shape = shape
 
     def forward(self, left, right):
-        outputs = self.layer(torch.cat([left, right], 1))
-        if self.shape == "dict":
-            return {"value": outputs, "distance": left - right}
-        return outputs[:, 0] if self.shape == "flat" else outputs
+        return self.layer(torch.cat([left, right], 1))
+
+
+class Dicts(Joined):
+    def forward(self, left, right):
+        return {"value": super().forward(left, right), "distance": left - right}
 
 
 class Bag(nn.Module):
@@ -256,7 +257,6 @@ class Case:
     settings: str
     loss: Callable[[Any, Any], Tensor]
     scores: dict[str, Callable[[Any, Any], Tensor]] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)  # of the network
     inputs: tuple[str, ...] = ("image",)
     label: str | None = "label"
     collate: Callable[[list[Any]], Any] = default_collate
@@ -267,11 +267,7 @@ def accuracy(outputs, labels):
 
 
 def mae(outputs, labels):
-    return (outputs.reshape(len(labels), -1) - labels.reshape(len(labels), -1)).abs().mean(1)
-
-
-def mse(outputs, labels):
-    return (outputs.reshape(len(labels), -1) - labels.reshape(len(labels), -1)).square().mean()
+    return (outputs - labels).abs().mean(1)
 
 
 def entropy(outputs, labels):
@@ -324,21 +320,19 @@ CASES = {
         lambda outputs, labels: functional.cross_entropy(outputs, labels, ignore_index=255),
         {"pixels": lambda outputs, labels: (outputs.argmax(1) == labels).float().mean((1, 2))},
     ),
-    "one number, outputs (B,)": Case(Rows, Joined, FIELDS, mse, options={"shape": "flat"}, **TABLE),
     "two numbers and a metric of an epoch": Case(
         PairArrays,
         Joined,
         f"{FIELDS} task.numbers=2 task.metrics={{largest: {{_target_: {__name__}.Largest}}}}",
-        mse,
+        functional.mse_loss,
         **TABLE,
     ),
     "outputs in a dict": Case(
         Rows,
-        Joined,
+        Dicts,
         f"task=own {own('task', 'OfDicts')} task.inputs=[left,right] task.label=y",
         lambda outputs, labels: (outputs["value"][:, 0] - labels).square().mean(),
         **{**TABLE, "scores": {"far": lambda outputs, labels: outputs["distance"].abs().sum(1)}},
-        options={"shape": "dict"},
     ),
     "no label": Case(
         Rows,
@@ -376,9 +370,9 @@ class Plain:
         self.case = case
         self.kept = kept
         first = self.batch(case.dataset(True), kept[:1])[0][0]
-        options = {"in_channels": first.shape[1]} if first.ndim == 4 and case.network is not Lazy else {}
+        options = {"in_channels": first.shape[1]} if case.network in (Flat, Pixels) else {}
         torch.manual_seed(0)
-        self.network = case.network(num_classes=outputs, **options, **case.options)
+        self.network = case.network(num_classes=outputs, **options)
         with torch.no_grad():
             self.network(*self.batch(case.dataset(True), [0, 1])[0])
         weights = [weight for weight in self.network.parameters() if weight.ndim > 1]
@@ -422,7 +416,7 @@ class Plain:
 @pytest.mark.parametrize("name", CASES)
 def test_classes_as_users_write_them_train_resume_evaluate_and_predict_as_a_plain_loop_does(name, tmp_path):
     case = CASES[name]
-    model = own("model", case.network.__name__) + "".join(f" +model.{key}={case.options[key]}" for key in case.options)
+    model = own("model", case.network.__name__)
     settings = f"{COMMON} {own('data', case.dataset.__name__)} ~model.size=14 {model} {case.settings}".strip()
     if "task=" not in settings:
         settings += " task.label_smoothing=0"  # only classification has this key
