@@ -65,8 +65,12 @@ class SeededLoader(WorkerLoader[T_co]):
         plan = self._plan_of(cursor)
         base_seed = int(fold(self.seed or 0, self.rank) >> np.uint64(2))
         iterator = self._start(plan, cursor, base_seed)
-        # One call of C code. In the Python code of torch's __setattr__ a signal handler could raise.
-        vars(self).update(_plan=plan, _cursor=cursor, _upcoming=None, _current=None)
+        # From here on no call, after which a signal handler could raise: the epoch would be spent.
+        attributes = vars(self)
+        attributes["_plan"] = plan
+        attributes["_cursor"] = cursor
+        attributes["_upcoming"] = None
+        attributes["_current"] = None
         return iterator
 
     def __next__(self) -> Any:
