@@ -69,6 +69,9 @@ def fork(folder, *pages):
     write_table(folder / "DIR")
     for name in ("IMAGES", "photos"):
         (folder / name).symlink_to("DIR")
+    (folder / "RUN").symlink_to("outputs/DATE_TIME")
+    rows = [f"{path.relative_to(folder / 'DIR')},{path.parent.name}" for path in folder.glob("DIR/train/*/*.jpg")]
+    (folder / "FILE.csv").write_text("\n".join(["file,species", *rows]))
     (folder / "PLANKTON").mkdir()
     for split in ("train", "test"):
         images = np.random.default_rng(0).integers(256, size=(32, 64, 64, 3), dtype=np.uint8)

@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import yaml
 
 from extras.report.curves import charts_of, number
+from scripts.command import parser, run_script
+from training.config import ConfigError
 from training.page import embedded, write_page
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -95,7 +97,11 @@ def warnings_of(path: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-    folder = Path(arguments[0])
+    options = parser(__doc__)
+    options.add_argument("run", type=Path, help="the folder of a run")
+    folder = options.parse_args(arguments).run
+    if not (folder / "metrics.jsonl").exists():
+        raise ConfigError(f"{folder} is not the folder of a run that has trained: it has no metrics.jsonl")
     summary = folder / "summary.json"
     facts = json.loads(summary.read_text()) if summary.exists() else {}
     write(folder, facts, "finished" if facts else "not finished")
@@ -103,4 +109,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_script(lambda: main(sys.argv[1:]))
