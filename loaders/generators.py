@@ -6,8 +6,6 @@ to DEPTH levels deep, but not into closures, global variables or `__slots__`.
 Invariant: each generator gets a seed of its own, a function of the sample's key and of its number among them alone.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from functools import partial

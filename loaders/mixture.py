@@ -5,8 +5,6 @@ number, and their places are shuffled by its key. Each part is walked by its own
 So the index at any position of any epoch costs a block, and a part repeats a sample only when it has given all others.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import accumulate

@@ -9,8 +9,6 @@ unlocks nothing: locks belong to the process that made them. Locks survive forks
 (MAP_SHARED), which a fork neither moves nor copies on write, so workers write to the locked pages.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import weakref

@@ -3,8 +3,6 @@
 So batches have the same bytes with any number of workers, a resume is exact, and nothing but a position is saved.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from copy import copy

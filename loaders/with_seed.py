@@ -3,8 +3,6 @@
 WorkerLoader cannot import this, because these classes derive from it: loaders/__init__.py hands it over.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.utils.data import IterableDataset

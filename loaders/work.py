@@ -1,7 +1,5 @@
 """Times what a worker does: reading a batch, and waiting for the next task."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

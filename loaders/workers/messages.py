@@ -3,8 +3,6 @@
 A message of a process is a few numbers, which never fill its socket. The task and the batch lie in the slot.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A fork shares open files, and so their positions: workers that seek and read in 
 This is done for descriptors, not for attributes of the dataset, so that it holds for every library and class.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

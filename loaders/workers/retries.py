@@ -1,7 +1,5 @@
 """Reads again after an error that can pass, such as those of a network share or a server."""
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Callable
