@@ -72,6 +72,9 @@ def test_the_same_key_gives_the_same_batch_and_another_key_another_batch(setting
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.equal(given["image"], make_batch()["image"]) and torch.equal(torch.get_rng_state(), state)
     assert first.is_contiguous(memory_format=torch.channels_last)
+    floats = {**given, "image": normalized()}
+    Augment(None, 5, **settings)(floats, Random(0, 0, 0))
+    assert torch.equal(floats["image"], normalized())
 
 
 def box_around(pixels):

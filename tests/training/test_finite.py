@@ -7,6 +7,7 @@ import torch
 
 from data.synthetic import Synthetic
 from tests.configs import checkpoint, metrics, steps, train
+from training.finite import FirstNotFinite
 from training.trainer import Trainer
 
 POISON = 133  # the sample that is read in a late step
@@ -47,6 +48,13 @@ def poisoned_step(tmp_path_factory):
     folder = tmp_path_factory.mktemp("all steps")
     train(folder, POISONED, "train.stop_at_nan=false train.log_interval=1 train.epochs=1 schedule=constant")
     return min(line["step"] for line in metrics(folder) if "lr" in line and line["loss"] is None)
+
+
+def test_the_first_value_that_is_nan_or_infinite_is_the_one_that_is_named():
+    found = FirstNotFinite(torch.device("cpu"))
+    for step, value in enumerate([1.0, math.inf, math.nan], 1):
+        found.add(step, torch.tensor(value))
+    assert found.read() == 2
 
 
 @pytest.mark.parametrize("every", ["1", "2"])

@@ -326,7 +326,7 @@ def test_the_exported_program_in_the_readme_runs_without_the_repository(trained,
         assert torch.allclose(program(images), network.outputs({"image": images}), atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["torch", "onnx"])
+@pytest.mark.parametrize("form", ["torch", pytest.param("onnx", marks=pytest.mark.slow)])  # it takes 5 seconds
 def test_a_network_of_two_inputs_is_exported(table, tmp_path, form):
     for package in ("onnx", "onnxscript", "onnxruntime") if form == "onnx" else ():
         pytest.importorskip(package)
