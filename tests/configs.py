@@ -104,8 +104,17 @@ def untimed(folder: Path) -> list[dict[str, Any]]:
     return [{name: line[name] for name in line if name not in times} for line in metrics(folder)]
 
 
+def summary_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
 def checkpoint(folder: Path, name: str = "last") -> dict[str, Any]:
     return torch.load(folder / "checkpoints" / f"{name}.pt", weights_only=True)
+
+
+def differing_weights(one: Path, other: Path) -> list[str]:
+    """The weights that differ in the newest checkpoints of two runs."""
+    return differences(checkpoint(one)["model"], checkpoint(other)["model"])
 
 
 def differences(one: Any, other: Any, where: str = "") -> list[str]:

@@ -10,7 +10,7 @@ import shlex
 import numpy as np
 import pytest
 
-from tests.data.fakes import write_images, write_table
+from tests.data.fakes import noise, write_images, write_table
 from tests.forks import IS_OURS, ROOT, blocks, call, copy, snippets
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -74,7 +74,7 @@ def fork(folder, *pages):
     (folder / "FILE.csv").write_text("\n".join(["file,species", *rows]))
     (folder / "PLANKTON").mkdir()
     for split in ("train", "test"):
-        images = np.random.default_rng(0).integers(256, size=(32, 64, 64, 3), dtype=np.uint8)
+        images = noise(32, 64, 64, 3)
         np.savez(folder / "PLANKTON" / f"{split}.npz", images=images, labels=np.arange(32) % 3)
     return folder
 

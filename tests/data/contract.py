@@ -18,6 +18,7 @@ import yaml
 from data.image_folder import ImageFolder
 from data.images.decoding import whole
 from loaders import Random, WorkerLoader, offers
+from tests.data.fakes import noise
 from tests.data.reading import assert_equal_batches, read_batch
 
 
@@ -48,7 +49,7 @@ class ImageDataset:
     def test_new_images_are_prepared_to_the_size_of_a_sample_with_and_without_augmentation(self, make):
         dataset = make(False)
         shape = dataset[0]["image"].shape
-        image = np.random.default_rng(0).integers(256, size=(50, 70, shape[2]), dtype=np.uint8)
+        image = noise(50, 70, shape[2])
         prepared = torch.as_tensor(dataset.prepare(image))
         assert (prepared.shape, prepared.dtype) == (shape, torch.uint8)
         assert not torch.equal(prepared, torch.as_tensor(dataset.prepare(image[10:])))
@@ -91,7 +92,7 @@ class FileDataset(ImageDataset):
         assert torch.equal(dataset[3]["image"].permute(2, 0, 1), mirrored(crop))
 
     def test_test_samples_and_new_images_get_the_test_transform(self, make):
-        image = np.random.default_rng(0).integers(256, size=(20, 25, 3), dtype=np.uint8)
+        image = noise(20, 25, 3)
         for dataset in (make(False, test_transform=mirrored), make(True, test_transform=mirrored)):
             assert np.array_equal(dataset.prepare(image), image[:, ::-1])
         dataset = make(False, test_transform=mirrored)

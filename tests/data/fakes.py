@@ -13,6 +13,11 @@ def flip_a_byte(path):
     path.write_bytes(content)
 
 
+def noise(*shape, seed=0):
+    """Random pixels, uint8."""
+    return np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
+
+
 def idx(array):
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 

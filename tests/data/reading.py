@@ -3,8 +3,10 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from data.errors import DataError
 from loaders import Random
 
 
@@ -17,6 +19,11 @@ class Given:
     def uniform(self, k: int) -> np.ndarray:
         assert self.rows.shape[1:] == (k,) or not len(self.rows)
         return self.rows
+
+
+def refused(words: str) -> Any:
+    """Checks that the block raises DataError with a sentence that matches `words`."""
+    return pytest.raises(DataError, match=words)
 
 
 def read_batch(dataset: Any, indices: Any, random: Any = None) -> dict[str, torch.Tensor]:

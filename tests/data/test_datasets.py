@@ -17,12 +17,12 @@ import torch
 
 from data import fashion
 from data.cifar import CIFAR10
-from data.errors import DataError
 from data.fashion import TEST_FILES, TRAIN_FILES, FashionMini, FashionMNIST, read_idx
 from data.image_folder import ImageFolder
 from data.synthetic import COSTS, Synthetic
 from tests.data.contract import ImageDataset
-from tests.data.fakes import idx, write_cifar, write_fashion, write_images
+from tests.data.fakes import idx, noise, write_cifar, write_fashion, write_images
+from tests.data.reading import refused
 
 CONF = Path(__file__).parents[2] / "conf" / "data"
 
@@ -64,7 +64,7 @@ def test_the_embedded_images_are_balanced_and_small_and_mean_and_std_are_theirs(
 
 @pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
 def test_an_idx_file_is_read_and_one_that_is_truncated_or_of_another_format_refused(tmp_path, suffix, pack):
-    array = np.random.default_rng(0).integers(256, size=(3, 4, 5), dtype=np.uint8)
+    array = noise(3, 4, 5)
     path = tmp_path / f"a{suffix}"
     content = pack(idx(array))
     path.write_bytes(content)
@@ -72,7 +72,7 @@ def test_an_idx_file_is_read_and_one_that_is_truncated_or_of_another_format_refu
     other = b"<html>not found</html>", b"\0\0\x0d\x01\0\0\0\x01a", b"\0\0\x08\x01\0\0\0\x01ab"
     for spoiled in (*(content[:length] for length in range(len(content))), *map(pack, other)):
         path.write_bytes(spoiled)
-        with pytest.raises(DataError, match=f"{path.name} .*good copy"):
+        with refused(f"{path.name} .*good copy"):
             read_idx(path)
 
 
@@ -89,7 +89,7 @@ def test_missing_files_are_downloaded_once_and_named_without_a_network(
     download = Mock(side_effect=URLError("no network in tests"))
     for module in ("mnist", "cifar"):
         monkeypatch.setattr(f"torchvision.datasets.{module}.download_and_extract_archive", download)
-    with pytest.raises(DataError, match="no network in tests") as caught:
+    with refused("no network in tests") as caught:
         kind(train=True)
     sentence = str(caught.value)
     assert "\n" not in sentence

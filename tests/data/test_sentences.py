@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from data.array_dataset import ArrayDataset
-from data.errors import DataError
 from data.fashion import EMBEDDED, FashionMini
 from data.image_folder import ImageFolder
 from data.synthetic import Synthetic
 from data.transform import Normalize
 from tests.data.fakes import flip_a_byte, write_images
+from tests.data.reading import refused
 
 THIRD = (0.5, 0.5, 0.5)
 
@@ -47,7 +47,7 @@ def normalize(**batch):
 )
 def test_a_setting_that_cannot_work_is_refused_with_its_key(make, arguments, sentence):
     first = {Synthetic: [True], ImageFolder: [True]}.get(make, [])
-    with pytest.raises(DataError, match=re.escape(sentence)):
+    with refused(re.escape(sentence)):
         make(*first, **arguments)
 
 
@@ -63,7 +63,7 @@ def test_a_setting_that_cannot_work_is_refused_with_its_key(make, arguments, sen
 def test_a_wrong_folder_is_named(tmp_path, spoil, train, sentence):
     root = write_images(tmp_path / "images")
     spoil(root)
-    with pytest.raises(DataError, match=sentence.replace("ROOT", re.escape(str(root)))):
+    with refused(sentence.replace("ROOT", re.escape(str(root)))):
         ImageFolder(train=train, root=root)
 
 
@@ -72,5 +72,5 @@ def test_a_damaged_or_missing_file_of_the_shipped_images_is_named_with_the_way_t
     folder = shutil.copytree(EMBEDDED, tmp_path / "embedded")
     spoil(folder / "train-images-idx3-ubyte.xz")
     remedy = "leave out data.root, and restore the files with `git checkout -- data/embedded`"
-    with pytest.raises(DataError, match=rf"train-images-idx3-ubyte.xz cannot be read .*; {remedy}"):
+    with refused(rf"train-images-idx3-ubyte.xz cannot be read .*; {remedy}"):
         FashionMini(train=True, root=folder)

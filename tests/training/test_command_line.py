@@ -1,6 +1,5 @@
 """train.py as a program: what it refuses, how it ends, and with which settings it goes on with an earlier run."""
 
-import json
 import os
 import re
 import shlex
@@ -15,7 +14,7 @@ import pytest
 import yaml
 from hydra.experimental.callback import Callback
 
-from tests.configs import CONF, FAST, checkpoint, composed, steps, stop
+from tests.configs import CONF, FAST, checkpoint, composed, steps, stop, summary_of
 from training.launch import complete
 
 ROOT = CONF.parent
@@ -114,7 +113,7 @@ def test_without_linux_train_py_reads_in_threads_and_says_so_once(python, tmp_pa
     done = program(python, tmp_path, MACOS, "loader=prefetch", "loader.num_workers=2")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "train.log").read_text().count("samples are read in a thread") == 1
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["num_workers"] == 2
+    assert summary_of(tmp_path / "out")["num_workers"] == 2
 
 
 # Sweeps
@@ -135,7 +134,7 @@ def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_the_sweeper_gets_their
     sweep = ["train.batch_size=1000,16", "model=glob(linear*)", "hydra.sweep.dir=sweep"]
     shown = command("-m", *FAST, "train.max_steps=1", *sweep, returned, ends_with=1)
     assert "Traceback" not in shown and "batch_size=1000" in shown
-    summary = json.loads((tmp_path / "sweep" / "1" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "sweep" / "1")
     assert not (tmp_path / "sweep" / "0" / "summary.json").exists()
     assert Returned.jobs[1].return_value == summary[summary["score"]]
 
@@ -165,7 +164,7 @@ def test_a_run_is_continued_by_its_folder_or_a_file_with_its_settings(
     shown = command(f"train.resume={name}", "train.epochs=2", "hydra.run.dir=new", more)
     assert settings_of(tmp_path / "new") == (7, 0.125, 64, 4)
     assert re.search(r"train\.epochs.* 2\b.* 1\b", shown), "the changed setting is logged"
-    verdict = json.loads((tmp_path / "new" / "summary.json").read_text())["verdict"]
+    verdict = summary_of(tmp_path / "new")["verdict"]
     assert verdict in shown and verdict in (tmp_path / "new" / "train.log").read_text()
 
 

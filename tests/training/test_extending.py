@@ -1,7 +1,5 @@
 """The extension points of a run, used as a fork uses them: one small run each."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -18,6 +16,7 @@ from tests.configs import (
     metrics,
     separate,
     steps,
+    summary_of,
     train,
 )
 from tests.training.extensions import Spy, Stop, lying
@@ -35,7 +34,7 @@ def test_a_callback_is_called_at_each_point_and_adds_to_the_log_and_the_summary(
     epoch = ["step"] * 3 + ["log 4"] + ["step"] * 4 + ["log 8", "log 8", "evaluation", "epoch end"]
     assert Spy.calls[: 3 + len(epoch)] == ["start", "step", "log 1", *epoch]
     assert Spy.calls[-1] == "end" and summary["counted_steps"] == 16
-    assert json.loads((tmp_path / "summary.json").read_text())["counted_steps"] == 16
+    assert summary_of(tmp_path)["counted_steps"] == 16
     assert [line.get("twice") for line in steps(tmp_path)][1:3] == [6.0, 13.0], "the mean since the line before"
     assert sum("epochs_done" in line for line in metrics(tmp_path)) >= 1
 
@@ -60,7 +59,7 @@ class Fails:
 
     def on_end(self, run, summary):
         if summary is not None:
-            assert json.loads((run.folder / "summary.json").read_text())["epochs"] == 2, "it is written already"
+            assert summary_of(run.folder)["epochs"] == 2, "it is written already"
             summary["added"] = {"figure": np.float32(0.5), "folder": run.folder, "nan": np.float32("nan")}
         raise ZeroDivisionError("end")
 
@@ -79,7 +78,7 @@ def test_an_error_in_a_callback_ends_once_each_that_was_started(tmp_path):
 def test_nothing_after_training_fails_a_finished_run(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", "")  # without git
     summary = train(tmp_path, with_a_callback_that_fails("end"))
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert summary_of(tmp_path) == summary
     assert summary["added"] == {"figure": 0.5, "folder": str(tmp_path), "nan": None}
     assert summary["git_commit"] is None and summary["versions"]["torch"]
     assert Spy.calls.count("end") == 2 and "on_end of callbacks.fails" in caplog.text and "git" in caplog.text

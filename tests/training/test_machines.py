@@ -1,10 +1,8 @@
 """train.py on machines that lack something: a run ends well there, or one sentence says what is wrong."""
 
-import json
-
 import pytest
 
-from tests.configs import checkpoint
+from tests.configs import checkpoint, summary_of
 from tests.training.test_command_line import program
 
 SKIPPED = 77
@@ -68,7 +66,7 @@ def test_a_run_ends_well_on_a_machine_with(python, tmp_path, machine):
         pytest.skip("the kernel does not let this user make such a machine")
     assert done.returncode == 0 and "Logging error" not in done.stderr, done.stdout + done.stderr
     (folder,) = (path.parent for path in tmp_path.glob("*/summary.json"))
-    assert checkpoint(folder)["step"] == 2 and json.loads((folder / "summary.json").read_text())["epochs"] == 1
+    assert checkpoint(folder)["step"] == 2 and summary_of(folder)["epochs"] == 1
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_anything_is_done(python, tmp_path):

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import default_collate
 
-from data.errors import DataError
+from tests.data.reading import refused
 from training.checks import check_batch
 from training.tasks import Classification, Multilabel, Regression, Task
 from training.trainer import rows_of
@@ -72,13 +72,13 @@ def test_class_weights_that_cannot_be_are_a_sentence(labels, weights, said):
     data = SimpleNamespace(classes=np.array(THREE.classes))
     if labels is not None:
         data.labels = labels
-    with pytest.raises(DataError, match=said):
+    with refused(said):
         Classification(data, class_weights=weights)
 
 
 def test_a_label_out_of_range_is_named_in_every_batch_on_the_cpu():
     for loss in (None, torch.nn.MultiMarginLoss()):
-        with pytest.raises(DataError, match="the label of row 1 is 3: number them 0 to 2"):
+        with refused("the label of row 1 is 3: number them 0 to 2"):
             Classification(THREE, loss=loss).loss(LOGITS, torch.tensor([0, 3, 1]))
 
 
@@ -127,7 +127,7 @@ def test_shapes_that_would_be_broadcast_are_refused_for_each_task():
     ):
         task = kind(THREE, loss=torch.sub)
         for function in (task.loss, task.all_scores, task.matched):
-            with pytest.raises(DataError, match=r"(outputs|labels) are \(.*\), not \(B.* for \d samples"):
+            with refused(r"(outputs|labels) are \(.*\), not \(B.* for \d samples"):
                 function(outputs, labels)
     for kind, outputs, labels in (
         (Classification, logits[:, :, None, None], classes[:, None]),

@@ -17,7 +17,7 @@ from tests.configs import (
     SMALL,
     TWO_PARTS,
     checkpoint,
-    differences,
+    differing_weights,
     metrics,
     separate,
     stop,
@@ -93,7 +93,7 @@ def assert_close(one, other):
 
 
 def assert_same(one, other):
-    assert differences(checkpoint(one.out)["model"], checkpoint(other.out)["model"]) == []
+    assert differing_weights(one.out, other.out) == []
     assert untimed(one.out) == untimed(other.out)
 
 

@@ -19,7 +19,7 @@ from extras.finished import evaluate, export, predict
 from extras.finished.evaluation import MISTAKES, Evaluation
 from extras.finished.finished_run import FinishedRun
 from extras.finished.samples import Samples, batches_of, name_of
-from tests.configs import EXTENSIONS, composed, train
+from tests.configs import EXTENSIONS, composed, summary_of, train
 from tests.data.fakes import write_images, write_table
 from train import run
 from training.config import ConfigError
@@ -123,7 +123,7 @@ def predicted(folder, out, *inputs):
 
 def test_the_scores_are_those_of_the_run_and_all_is_written(trained, tmp_path, capsys):
     result = evaluate.main([str(trained / "checkpoints" / "last.pt"), "--out", str(tmp_path)])
-    summary = json.loads((trained / "summary.json").read_text())
+    summary = summary_of(trained)
     assert (result["accuracy"], result["loss"]) == (summary["test_accuracy"], pytest.approx(summary["test_loss"]))
     assert json.loads((tmp_path / "evaluation.json").read_text()) == result
     assert len(result["classes"]) == 6 and result["samples"] == 20

@@ -1,6 +1,5 @@
 """The reports of whole runs, and that measuring free data changes nothing that a run keeps."""
 
-import json
 import re
 import time
 import warnings
@@ -11,7 +10,7 @@ import torch
 
 from extras.report import free_data
 from extras.report.load import Load, free_seconds
-from tests.configs import EXTENSIONS, checkpoint, differences, stop, train
+from tests.configs import EXTENSIONS, checkpoint, differences, stop, summary_of, train
 from training.stopping import Stopped
 from training.verdict import NO_GAIN, Measured
 
@@ -48,7 +47,7 @@ def test_a_report_begins_with_the_verdict_and_gives_the_range_also_where_others_
     assert is_named == (faster > NO_GAIN)
     assert re.search(r"^Reading a batch takes .* ms \(computing .* ms, .*\); workers: 1\.$", text, re.MULTILINE)
     assert summary["memory_bytes"] > 0 and "Other programs used 50% of the cores" in text
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert summary_of(tmp_path) == summary
 
 
 def test_the_measured_verdict_is_in_the_summary_in_the_report_and_in_the_last_line_that_is_printed(

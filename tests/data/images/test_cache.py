@@ -13,13 +13,14 @@ import pytest
 import torch
 from PIL import Image
 
-from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images.cache import END, RECORD
 from data.images.decoding import whole
 from loaders import WorkerLoader
-from tests.configs import checkpoint, composed, differences, stop
+from tests.configs import composed, differing_weights, stop
 from tests.data.contract import FileDataset, mirrored
+from tests.data.fakes import noise
+from tests.data.reading import refused
 from train import run
 from training.stopping import Stopped
 
@@ -29,8 +30,7 @@ COUNT = 12  # training images
 
 def write_noise(path, seed, size=(60, 45)):
     path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(seed).integers(256, size=(*size[::-1], 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path)
+    Image.fromarray(noise(*size[::-1], 3, seed=seed)).save(path)
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped_with_and_without
     for file in (tmp_path / "cache").iterdir():
         file.unlink()
     run(composed(cached, "loader.num_workers=0"), tmp_path / "stopped")
-    assert differences(checkpoint(tmp_path / "stopped")["model"], checkpoint(tmp_path / "whole")["model"]) == []
+    assert differing_weights(tmp_path / "stopped", tmp_path / "whole") == []
 
 
 @pytest.mark.parametrize(
@@ -306,5 +306,5 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped_with_and_without
     ],
 )
 def test_a_setting_that_cannot_be_used_is_a_sentence(images, arguments, words):
-    with pytest.raises(DataError, match=words):
+    with refused(words):
         ImageFolder(True, images, **{"cache": "disk", **arguments})
