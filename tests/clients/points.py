@@ -1,7 +1,5 @@
 """A small dataset whose batches tell which samples are in them, loaders of it, and the order that they promise."""
 
-from typing import Any
-
 import torch
 from torch.utils.data import Dataset
 
@@ -15,17 +13,17 @@ SEED = 7
 class Points(Dataset):
     """Sample i is {"x": [i, 1], "labels": i % 2}; `x` in float32."""
 
-    def __init__(self, length: int = LENGTH) -> None:
+    def __init__(self, length=LENGTH):
         self.length = length
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.length
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return {"x": torch.tensor([index, 1.0]), "labels": index % 2}
 
 
-def seeded(**settings: Any) -> WorkerLoader:
+def seeded(**settings):
     settings = {"shuffle": True, "num_workers": 2, "persistent_workers": True, "seed": SEED, **settings}
     return WorkerLoader(Points(), BATCH_SIZE, **settings)
 
@@ -37,21 +35,21 @@ KINDS = {
 }
 
 
-def indices(batch: dict[str, torch.Tensor]) -> list[int]:
+def indices(batch):
     """Which samples of Points are in the batch; checks that each is whole."""
     numbers = batch["x"][:, 0].long()
     assert torch.equal(batch["x"][:, 1], torch.ones(len(numbers))) and torch.equal(batch["labels"], numbers % 2)
     return numbers.tolist()
 
 
-def seeded_epoch(epoch: int, length: int = LENGTH, **settings: Any) -> list[list[int]]:
+def seeded_epoch(epoch, length=LENGTH, **settings):
     """The shuffled batches of this epoch under SEED, by a loader without workers that goes straight to it."""
     loader = WorkerLoader(range(length), BATCH_SIZE, shuffle=True, seed=SEED, **settings)
     loader.set_epoch(epoch)
     return [batch.tolist() for batch in loader]
 
 
-def check_epochs(epochs: list[list[list[int]]], length: int = LENGTH) -> None:
+def check_epochs(epochs, length=LENGTH):
     """Each epoch has every sample once, and no two have the same order."""
     orders = [[index for batch in batches for index in batch] for batches in epochs]
     for order in orders:

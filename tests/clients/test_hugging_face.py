@@ -14,12 +14,12 @@ from loaders import WorkerLoader
 class Line(torch.nn.Module):
     """Notes which samples each batch had."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.line = torch.nn.Linear(2, 1)
         self.seen = []
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, x, labels):
         self.seen.append(indices({"x": x, "labels": labels}))
         return {"loss": (self.line(x).squeeze(1) - labels).square().mean()}
 
@@ -71,7 +71,7 @@ def test_the_trainer_gets_the_order_of_each_epoch_and_after_a_resume_the_batches
         def get_train_dataloader(self):
             return loader
 
-    def train(resume: str | None = None) -> list[list[int]]:
+    def train(resume=None):
         line = Line()
         quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "use_cpu": True}
         times = {"per_device_train_batch_size": BATCH_SIZE, "save_strategy": "steps", "save_steps": 8}

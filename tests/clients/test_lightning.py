@@ -3,8 +3,6 @@
 import json
 import os
 import socket
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,27 +20,27 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on worke
 class Recorder(lightning.LightningModule):
     """Trains a line on Points and notes which samples each epoch's batches had."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.line = torch.nn.Linear(2, 1)
-        self.trained: dict[int, list[list[int]]] = {}
-        self.validated: list[int] = []
+        self.trained = {}
+        self.validated = []
 
-    def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+    def training_step(self, batch, number):
         self.trained.setdefault(self.current_epoch, []).append(indices(batch))
         return (self.line(batch["x"]).squeeze(1) - batch["labels"]).square().mean()
 
-    def validation_step(self, batch: dict[str, torch.Tensor], number: int) -> None:
+    def validation_step(self, batch, number):
         self.validated += indices(batch)
 
-    def predict_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+    def predict_step(self, batch, number):
         return batch["x"][:, 0]
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-4)
 
 
-def trainer(**settings: Any) -> lightning.Trainer:
+def trainer(**settings):
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     return lightning.Trainer(**{"max_epochs": 3, "devices": 1, "enable_checkpointing": False, **quiet, **settings})
 
@@ -89,7 +87,7 @@ def test_a_run_resumed_from_a_checkpoint_gets_the_batches_that_were_left(kind, s
     assert resumed.trained == {1: whole.trained[1][step - 6 :], 2: whole.trained[2]}
 
 
-def in_ddp(rank: int, folder: Path, port: int) -> None:
+def in_ddp(rank, folder, port):
     """A process of DDP: three runs, of each of which it writes the samples of its batches into a file."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", LOCAL_RANK=str(rank))
     workers = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
@@ -113,7 +111,7 @@ def test_two_processes_train_on_every_sample_once_an_epoch_in_another_order_each
     method = "spawn" if torch.cuda.is_available() else "fork"
     torch.multiprocessing.start_processes(in_ddp, (tmp_path, port), 2, start_method=method)
 
-    def epochs(name: str) -> list[tuple[list[list[int]], list[list[int]]]]:
+    def epochs(name):
         ranks = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(2)]
         return list(zip(*ranks, strict=True))
 

@@ -119,7 +119,7 @@ PROGRAM = """
 import json, os, resource, sys, threading
 sys.path.insert(0, "tests/loaders")
 import torch
-from example_datasets import Numbers, WrittenImages, contents
+from example_datasets import Numbers, Sized, WrittenImages, contents
 from loaders import MachineFull, WorkerLoader
 
 def limit(what, value):
@@ -167,6 +167,14 @@ except (MachineFull, RuntimeError) as error:
     assert isinstance(error, MachineFull), (type(error), said)
 else:
     raise AssertionError("a batch that is larger than any file may be was delivered")
+fills_a_slot = Sized([(20 << 20) - 64] * 2)  # the first sample alone: there is no room for the error after it
+with WorkerLoader(fills_a_slot, 2, num_workers=1, seed=0, collate_fn=list, max_restarts=0) as loader:
+    try:
+        next(loader)
+    except MachineFull as error:
+        assert "does not fit" in str(error), error
+    else:
+        raise AssertionError("a batch of two slots was delivered")
 """,
     "descriptors_for_much_read_ahead": """
 limit("NOFILE", 256)

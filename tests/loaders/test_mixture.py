@@ -1,6 +1,5 @@
 """Mixtures: shares of parts, walks through each part, and an order that is exact everywhere and after each resume."""
 
-import json
 from functools import cache
 from itertools import islice
 
@@ -94,16 +93,14 @@ def test_weights_that_changed_within_an_epoch_are_refused_with_both_values_and_s
     with WorkerLoader(Numbers(18), 4, sampler=MIXED, seed=0) as loader:
         next(loader)
         state = saved(loader)
-    assert state["order"] == "mix" and json.loads(json.dumps(state)) == state
+    assert state["order"] == "mix"
     weights = r"'weights': \[0.7, 0.3\].*'weights': \[1.0, 1.0\]"
     even = Mixture((13, 5), (1, 1))
     with WorkerLoader(Numbers(18), 4, sampler=even, seed=0) as other, pytest.raises(ValueError, match=weights):
         other.load_state_dict(state)
-    with WorkerLoader(Numbers(18), 4, shuffle=True, seed=0) as plain, pytest.raises(ValueError, match="order='mix'"):
-        plain.load_state_dict(state)
-    for lengths, weights in (((1, 2), (0, 0)), ((1, 2), (1, -1)), ((1, 2), (1, 1e-9)), ((1,), (float("nan"),))):
+    for weights in ((0, 0), (1, -1), (1, 1e-9), (1, float("nan"))):
         with pytest.raises(LoaderConfigError, match="give each part at least"):
-            Mixture(lengths, weights)
+            Mixture((1, 2), weights)
     with pytest.raises(LoaderConfigError, match="give the empty ones 0"):
         Mixture((0, 2), (1, 1))
     with pytest.raises(ValueError, match="not one of the dataset's 9 samples"):

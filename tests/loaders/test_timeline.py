@@ -44,7 +44,7 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "depth"), [("workers", 0), ("threads", 2), ("inline", 0), ("inline", 2)])
+@pytest.mark.parametrize(("name", "depth"), [("workers", 0), ("threads", 2), ("inline", 0)])
 def test_each_batch_can_be_followed_from_its_worker_to_its_step(name, depth):
     recorded = Timeline()
     with Preloader(LOADERS[name](), "cpu", depth=depth, transform=lambda batch, _: batch) as preloader:

@@ -35,9 +35,7 @@ def test_its_numbers_are_a_function_of_the_batch_at_any_depth_and_after_a_resume
                     assert torch.equal(next(loader), batch)
                 assert next(loader, None) is None
     with preloader(2, workers=1) as loader:
-        iterator = iter(loader)
-        for _ in range(2):
-            next(iterator)
+        next(loader), next(loader)
         state = loader.state_dict()
     with preloader(0) as loader:
         loader.load_state_dict(state)

@@ -85,7 +85,6 @@ def test_a_sample_is_read_again_with_the_same_random_numbers(kind, settings, rea
         with WorkerLoader(kind(times=times), 3, retries=1, **{**reader, **settings}) as loader:
             into += contents(loader)
             assert loader.stats()["workers"]["retried_samples"] == times
-            assert loader.stats()["workers"]["skipped_samples"] == 0
     assert seen == expected or not is_seeded
     assert [batch[0] for batch in seen if isinstance(batch, list)] == [b[0] for b in expected if isinstance(b, list)]
 
@@ -128,7 +127,6 @@ def test_by_default_nothing_is_read_again():
         (TimeoutError("timed out"), True),  # a socket's, which has no errno
         (ConnectionResetError(), True),
         (FileNotFoundError(errno.ENOENT, ""), False),
-        (PermissionError(errno.EACCES, ""), False),
         (OSError("image file is truncated"), False),
         (ValueError(errno.EIO), False),
     ],
