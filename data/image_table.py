@@ -48,40 +48,38 @@ class ImageTable(ImageFiles):
         if not table:
             raise DataError("data.table is not set; set it to a .csv, .json or .parquet file with a row per image")
         is_list = not isinstance(label, str | int)
-        label_columns = [label] if isinstance(label, str | int) else list(label)
-        others = [name for name in (split, group) if name is not None]
-        rows = Rows(table, image, label_columns, others)
-        parts = np.full(len(rows.cells), "train")
-        if split is not None:
-            parts = rows.cells[:, 1 + len(label_columns)]
-            rows.check_parts(parts, split)
+        labels = [label] if isinstance(label, str | int) else label
+        columns = [image, *labels]
+        rows = Rows(table, [*columns, *(name for name in (split, group) if name is not None)])
+        parts = np.full(len(rows.numbers), "train") if split is None else rows.parts(split)
         is_train = parts == "train"
-        training = rows.labels[is_train]
+        training = rows.columns(labels)[is_train]
         if group is not None:
             rows.check_groups(is_train, group)
 
-        test_part = "test" if test_table or "test" in parts else "val"
-        is_test = parts == test_part
+        is_test = parts == ("test" if test_table or "test" in parts else "val")
         if train:
             rows.choose(~is_test)
             is_val = parts[~is_test] == "val"
             if is_val.any():
                 self.is_val = is_val
             if group is not None:
-                self.val_groups = np.unique(rows.cells[:, -1], return_inverse=True)[1]
+                self.val_groups = np.unique(rows.column(group), return_inverse=True)[1]
         elif test_table:
-            rows = Rows(test_table, image, label_columns)
+            rows = Rows(test_table, columns)
         else:
             rows.choose(is_test)
 
-        self._set_labels(rows, training, is_list, numbers)
+        self._set_labels(rows, labels, training, is_list, numbers)
         self.folder = Path(root).expanduser() if root else rows.path.parent
         # Bytes in an array, because forked workers share it, and file names need not be UTF-8.
-        self.files = np.array([os.fsencode(name) for name in rows.cells[:, 0]], dtype=bytes)
+        self.files = np.array([os.fsencode(name) for name in rows.column(image)], dtype=bytes)
         rows.check_files([self.path(row) for row in range(len(self.files))])
         self.open_cache()
 
-    def _set_labels(self, rows: "Rows", training: np.ndarray, is_list: bool, numbers: bool) -> None:
+    def _set_labels(
+        self, rows: "Rows", columns: Sequence[Any], training: np.ndarray, is_list: bool, numbers: bool
+    ) -> None:
         """Sets `labels`, `classes` and `fits_task`. training: the labels of the training rows, as texts (N, K)."""
         classes: Sequence[str] | None = None
         if not numbers and not is_list:
@@ -89,14 +87,14 @@ class ImageTable(ImageFiles):
         if classes is not None:
             self.fits_task = "classification"
             remedy = "correct it, or add a training row with this label"
-            self.labels = class_indices(rows.labels[:, 0].astype(str), np.array(classes), rows.where, remedy)
+            self.labels = class_indices(rows.column(columns[0]).astype(str), np.array(classes), rows.where, remedy)
         else:
-            values = rows.label_numbers()
+            values = rows.values(columns)
             self.fits_task = "regression"
             self.labels = values if is_list else values[:, 0]
             if is_list and {number_of(text) for text in training.flat} <= {0, 1}:
                 self.fits_task = "multilabel"
-                classes = rows.label_columns
+                classes = columns
         self.classes = tuple(map(str, classes or ()))
 
     def path(self, index: int) -> str:
@@ -104,45 +102,49 @@ class ImageTable(ImageFiles):
 
 
 class Rows:
-    """Rows of a table. Their `cells`, objects (N, K), are texts: the image, the labels, and those in `others`."""
+    """Rows of a table: their `numbers` in it, and the texts in its columns with these `names`."""
 
-    def __init__(self, table: str | Path, image: str, labels: Sequence[Any], others: Sequence[Any] = ()) -> None:
+    def __init__(self, table: str | Path, names: Sequence[Any]) -> None:
         self.path = Path(table).expanduser()
-        self.label_columns = labels
-        rows = read_table(self.path, list(map(str, (image, *labels, *others))))
+        self.names = list(names)
+        rows = read_table(self.path, list(map(str, names)))
         self.numbers = rows[:, 0]
-        self.cells = rows[:, 1:]
+        self._cells = rows[:, 1:]
 
     def choose(self, is_chosen: np.ndarray) -> None:
         self.numbers = self.numbers[is_chosen]
-        self.cells = self.cells[is_chosen]
+        self._cells = self._cells[is_chosen]
 
     def where(self, row: int) -> str:
         return f"{self.path}, row {self.numbers[row]}"
 
-    @property
-    def labels(self) -> np.ndarray:
-        return self.cells[:, 1 : 1 + len(self.label_columns)]
+    def column(self, name: Any) -> np.ndarray:
+        return self._cells[:, self.names.index(name)]
 
-    def check_parts(self, parts: np.ndarray, split: str) -> None:
+    def columns(self, names: Sequence[Any]) -> np.ndarray:
+        return np.stack([self.column(name) for name in names], axis=1)
+
+    def parts(self, split: str) -> np.ndarray:
+        parts = self.column(split)
         for row, part in enumerate(parts):
             check_choice(f"{self.where(row)}: {split}", part, SPLITS)
         if "train" not in parts:
             raise DataError(f"{self.path} has no row with {split}=train: there is nothing to train on")
+        return parts
 
     def check_groups(self, is_train: np.ndarray, group: str) -> None:
-        groups = self.cells[:, -1]
+        groups = self.column(group)
         shared = {*groups[is_train]} & {*groups[~is_train]}
         if shared:
             example = f"{group}={min(shared)}"
             raise DataError(f"{self.path}: {example} is in training rows and in others; put it into one part")
 
-    def label_numbers(self) -> np.ndarray:
-        """The labels as float32 (N, K)."""
-        texts = self.labels
+    def values(self, names: Sequence[Any]) -> np.ndarray:
+        """The numbers in these columns, float32 (N, K)."""
+        texts = self.columns(names)
         values = np.array([number_of(text) for text in texts.flat], np.float32).reshape(texts.shape)
         for row, column in np.argwhere(~np.isfinite(values)):
-            name = self.label_columns[column]
+            name = names[column]
             raise DataError(f"{self.where(row)}: {name!r} is {texts[row, column]}, not a finite number; correct it")
         return values
 

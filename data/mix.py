@@ -11,6 +11,7 @@ from torch.utils.data import ConcatDataset
 from data.array_dataset import ArrayDataset
 from data.errors import DataError, check_choice
 from data.images.crops import CroppedDataset, class_indices
+from data.own_transform import switch
 from data.subset import split, unaugmented
 from loaders import Mixture, offers
 
@@ -73,14 +74,11 @@ class Mix(ConcatDataset[Any]):
             setattr(self, key, value)
         if self.read_batch is not None:
             self._common("image_size", [part.sample_spec().items() for part in parts.values()])
-        if not offers(parts[tested], "prepare"):
-            self.prepare = None  # type: ignore[assignment]
+        switch(self, "prepare", offers(parts[tested], "prepare"))
 
     def _set_datasets(self, datasets: Iterable[Any]) -> None:
         ConcatDataset.__init__(self, datasets)
-        vars(self).pop("read_batch", None)
-        if not all(offers(dataset, "read_batch") for dataset in self.datasets):
-            self.read_batch = None  # type: ignore[assignment]  # a loader then reads sample by sample
+        switch(self, "read_batch", all(offers(dataset, "read_batch") for dataset in self.datasets))
 
     def _common(self, key: str, values: list[Any]) -> Any:
         """The value that all parts have."""

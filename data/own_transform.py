@@ -95,21 +95,20 @@ class Transformed:
         check_choice("data.transform_after", transform_after, PLACES)
         if transform_input is not None:
             check_choice("data.transform_input", transform_input, INPUTS)
-        self.test_transform = self.own_transform = None
+        self.test_transform = training_transform = None
         if test_transform:
             self.test_transform = OwnTransform("data.test_transform", test_transform, transform_input, transform_after)
         if transform:
-            self.own_transform = OwnTransform("data.transform", transform, transform_input, transform_after)
+            training_transform = OwnTransform("data.transform", transform, transform_input, transform_after)
         if policy is not None:
-            if self.own_transform is None:
-                self.own_transform = OwnTransform("data.policy", [], None, "crop")
-            if self.own_transform.after == "decode":
+            training_transform = training_transform or OwnTransform("data.policy", [], None, "crop")
+            if training_transform.after == "decode":
                 raise DataError(
                     f"data.policy={policy} needs the crop that data.transform replaces: "
                     "set data.policy=null, or data.transform_after=crop"
                 )
-            self.own_transform.steps.insert(0, Policy(policy))
-        self.use_transform(self.own_transform if train else self.test_transform)
+            training_transform.steps.insert(0, Policy(policy))
+        self.use_transform(training_transform if train else self.test_transform)
 
     @property
     def gets_whole_images(self) -> bool:
@@ -119,9 +118,7 @@ class Transformed:
     def use_transform(self, transform: OwnTransform | None) -> None:
         """With a transform, a loader reads the samples one by one, because it seeds the generators for each."""
         self.transform = transform
-        vars(self).pop("read_batch", None)
-        if transform is not None:
-            self.read_batch = None
+        switch(self, "read_batch", transform is None)
 
 
 class Policy:
@@ -138,6 +135,13 @@ class Policy:
     def __call__(self, image: Any) -> torch.Tensor:
         augmented: torch.Tensor = self._transform(as_tensor(image))
         return augmented
+
+
+def switch(dataset: Any, method: str, is_on: bool) -> None:
+    """Switches a method of a dataset off, or on again: for a loader a method that is None does not exist."""
+    vars(dataset).pop(method, None)
+    if not is_on:
+        setattr(dataset, method, None)
 
 
 def name_of(step: Any) -> str:

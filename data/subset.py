@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from data.errors import DataError
+from data.own_transform import switch
 from loaders import offers
 
-WITHOUT_INDEX = ("sample_spec", "augment_batch", "prepare")  # methods that are passed on
+PASSED_ON = ("classes", "mean", "std", "sample_spec", "augment_batch", "prepare")  # not a value per sample
 TRANSLATED = ("will_read", "path")  # methods that get translated indices
 
 
@@ -25,12 +26,8 @@ class Subset:
     def __init__(self, dataset: Any, indices: np.ndarray) -> None:
         self.dataset = dataset
         self.indices = indices
-        for name in (*WITHOUT_INDEX, "classes", "mean", "std"):
-            if hasattr(dataset, name):
-                setattr(self, name, getattr(dataset, name))
         for name in ("read_batch", "arrays"):
-            if not offers(dataset, name):
-                setattr(self, name, None)  # a loader then reads the subset without it, as it reads the dataset
+            switch(self, name, offers(dataset, name))
 
     def __getattr__(self, name: str) -> Any:
         """The dataset's attributes, such as `labels`. Those with a value per sample have the values of the subset."""
@@ -38,6 +35,8 @@ class Subset:
         if name.startswith("_") or name in ("dataset", "indices"):
             raise AttributeError(f"{kind} has no {name}")
         value = getattr(self.dataset, name)
+        if name in PASSED_ON:
+            return value
         if name == "without_augmentation":
             return lambda: Subset(value(), self.indices)
         if name in TRANSLATED:
