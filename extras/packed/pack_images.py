@@ -6,9 +6,9 @@
     python extras/packed/pack_images.py --verify PACK                     # checks the checksums of all images
 
 IMAGES has the layout of data=image_folder. An image whose shorter side exceeds --short-side is resized, antialiased.
-A smaller one keeps its size, and in a pack of JPEGs its file. The script prints how large the pack will be before it
-writes it. You may interrupt it at any time: the same command continues after the last finished shard. If images have
-changed meanwhile, make a new pack. packed.py describes the files of a pack, and README.md compares the formats.
+A smaller one keeps its size, and in a pack of JPEGs its file. You may interrupt the script at any time: the same
+command continues after the last finished shard. If images have changed meanwhile, make a new pack. packed.py describes
+the files of a pack, and README.md compares the formats.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import io
 import json
 import math
 import os
-import shutil
 import sys
 import zlib
 from itertools import chain
@@ -43,7 +42,6 @@ from training.files import replacing, write_whole
 
 SPLITS = ("train", "val")
 DEFAULT_SIDE = {"raw": 256, "jpeg": None}  # pixels
-SAMPLED = 30  # images of each split from which the size of the pack is estimated
 
 
 class StoredImages:
@@ -107,17 +105,6 @@ class Packing:
         """The indices of the split's finished shards."""
         return [np.load(path) for path in sorted(self.folder.glob(f"{split}-*.npy"))]
 
-    def expected_bytes(self) -> float:
-        """Estimates the size of the pack from some images."""
-        total = 0.0
-        for stored in self.stored.values():
-            sizes = []
-            for index in range(0, len(stored), math.ceil(len(stored) / SAMPLED)):
-                item = stored[index]
-                sizes.append(0 if isinstance(item, DataError) else len(item[0]))
-            total += len(stored) * float(np.mean(sizes))
-        return total
-
     def pack(self, split: str, shard_bytes: int, num_workers: int, skip: bool) -> None:
         """Writes the missing shards of a split. Raises DataError for an image that cannot be read, unless `skip`."""
         images = self.splits[split]
@@ -153,10 +140,7 @@ class Packing:
                 shard += 1
 
     def finish(self) -> None:
-        """Writes pack.json. Raises DataError for a split without images."""
-        for split in SPLITS:
-            if not sum(map(len, self.indices(split))):
-                raise DataError(f"none of the {len(self.splits[split]):,} {split} images can be read")
+        """Writes pack.json."""
         paths = sorted(path for split in SPLITS for path in self.folder.glob(f"{split}-*"))
         sizes = {path.name: path.stat().st_size for path in paths}
         checksums = {path.name: zlib.crc32(path.read_bytes()) for path in paths if path.suffix == ".npy"}
@@ -219,9 +203,6 @@ def main(typed: list[str] | None = None) -> None:
         with FileLock(arguments.pack / ".lock", timeout=0):
             packing = Packing(splits, arguments.pack, settings)
             if not packing.is_finished:
-                free = shutil.disk_usage(arguments.pack).free
-                taken = packing.expected_bytes()
-                print(f"{arguments.pack} will take about {taken / 1e6:,.1f} MB; {free / 1e6:,.0f} MB are free")
                 for split in SPLITS:
                     packing.pack(split, max(1, int(arguments.shard_mb * 2**20)), arguments.workers, arguments.skip)
                 packing.finish()

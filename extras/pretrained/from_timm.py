@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from extras.pretrained.pretrained import Preprocessing, check_name, downloading
+from extras.pretrained.pretrained import Preprocessing, downloading
 
 OLDEST = (1, 0, 26)  # the first version that loads every file with weights_only=True
 WITHOUT_NETWORK = (
@@ -54,8 +54,8 @@ def settings(name: str) -> dict[str, Any]:
             return timm.models.load_model_config_from_hf(place)[0]
         if source == "local-dir":
             return timm.models._hub.load_model_config_from_path(place)[0]
-    names = timm.list_pretrained() if "." in name else timm.list_models()
-    check_name("network in timm", name, names, "timm.list_models() names them all")
+    if name not in (timm.list_pretrained() if "." in name else timm.list_models()):
+        raise ValueError(f"there is no network {name!r}: timm.list_models() names them all")
     return timm.models.resolve_pretrained_cfg(name).to_dict()
 
 

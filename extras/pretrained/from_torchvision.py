@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torchvision import models
 
-from extras.pretrained.pretrained import Preprocessing, check_name, downloading, with_channels
+from extras.pretrained.pretrained import Preprocessing, downloading, with_channels
 
 # The weights of these networks expect images normalised with these numbers. With transform_input the network would
 # convert images that are normalised as for ImageNet.
@@ -26,7 +26,7 @@ def from_torchvision(
     googlenet and inception_v3 are trained without their auxiliary outputs, and do not normalise images themselves.
     Raises ValueError for an unknown name and for weights that cannot be downloaded.
     """
-    weights = best_weights(name)
+    weights: Any = models.get_model_weights(name).DEFAULT  # the best ones
     options: dict[str, Any] = {}
     if name.startswith("vit_"):
         options["image_size"] = image_size
@@ -56,7 +56,7 @@ def from_torchvision(
 
 def preprocessing(name: str, pretrained: bool) -> Preprocessing:
     """How the network expects its images: for a network without pretrained weights, only their size."""
-    theirs = best_weights(name).transforms()
+    theirs: Any = models.get_model_weights(name).DEFAULT.transforms()
     size = theirs.crop_size[0]
     if not pretrained:
         return Preprocessing(size)
@@ -65,14 +65,6 @@ def preprocessing(name: str, pretrained: bool) -> Preprocessing:
 
 
 from_torchvision.preprocessing = preprocessing  # type: ignore[attr-defined]  # training/datasets.py looks for it
-
-
-def best_weights(name: str) -> Any:
-    """torchvision's description of the network's best weights. Raises ValueError for an unknown name."""
-    check_name(
-        "network in torchvision", name, models.list_models(models), "torchvision.models.list_models() names them all"
-    )
-    return models.get_model_weights(name).DEFAULT
 
 
 def replace_head(model: nn.Module, num_classes: int) -> None:

@@ -1,6 +1,6 @@
-"""What from_timm.py and from_torchvision.py share: checks of names and downloads, and preprocessing."""
+"""What from_timm.py and from_torchvision.py share: errors of downloads, and preprocessing."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,12 +16,6 @@ class Preprocessing:
     test_crop: float | None = None  # share (0 to 1) of a test image's shorter side that its sample shows
     mean: tuple[float, ...] | None = None  # for each channel, of pixels scaled to 0..1
     std: tuple[float, ...] | None = None  # likewise
-
-
-def check_name(kind: str, name: str, names: Collection[str], where: str) -> None:
-    """Raises ValueError unless `name` is one of `names`. `where`: says how to list them."""
-    if name not in names:
-        raise ValueError(f"there is no {kind} named {name!r}: {where}")
 
 
 @contextmanager

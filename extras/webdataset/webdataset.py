@@ -145,7 +145,6 @@ class WebDatasetStream(CroppedStream):
         self.shards = find_shards(key, options.urls if self.train else options.test_urls)
         self.attempts = options.attempts
         self._state: dict[str, Any] = {}  # state of the newest iterator
-        self._says_left_out = True  # once
         return options.classes and read_classes(options.classes)
 
     def state_dict(self) -> dict[str, Any]:
@@ -166,19 +165,15 @@ class WebDatasetStream(CroppedStream):
 
     def read_shard(self, shard: str, start: int) -> Iterator[tuple[int, bytes, str, str]]:
         """Yields each sample from byte `start` on: the byte where it ends, its image file, its name, its label."""
-        others = list[str]()
         with opened(shard, attempts=self.attempts) as file:
             file.seek(start)
-            for _, members in groupby(scan(file, others, KINDS), key_of):
+            for _, members in groupby(scan(file, [], KINDS), key_of):
                 sample = list(members)
                 contents = {name: content for name, *_, content in sample}
                 _, offset, size, _ = sample[-1]
                 end = offset + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                 for name, *_, label in pair(shard, sample):
                     yield end, contents[name], f"{shard}/{name}", label.decode()
-        if self._says_left_out and getattr(get_worker_info(), "id", 0) == 0:
-            warn_of_left_out(shard, others)  # once, by one stream
-            self._says_left_out = False
 
 
 def key_of(member: Member) -> str:
@@ -245,10 +240,7 @@ def expand_braces(text: str) -> list[str]:
 
 def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
     names = read_lines("data.classes=", classes) if isinstance(classes, str) else classes
-    stripped = tuple(str(name).strip() for name in names)
-    if len(set(stripped)) != max(1, len(stripped)):
-        raise DataError(f"data.classes={classes}: its {len(stripped)} names must all differ")
-    return stripped
+    return tuple(str(name).strip() for name in names)
 
 
 def read_indices(shards: list[str]) -> list[Index]:

@@ -134,7 +134,7 @@ def interrupt(images, folder, stop_at, monkeypatch):
     reads = count(1)
 
     def interrupted(self, index):
-        if next(reads) == 24 + stop_at:  # all 24 were read to estimate the size of the pack
+        if next(reads) == stop_at:
             raise KeyboardInterrupt
         return original(self, index)
 
@@ -143,10 +143,8 @@ def interrupt(images, folder, stop_at, monkeypatch):
         pack(images, folder)
 
 
-def test_shards_are_filled_up_to_their_size_and_have_the_images_in_order(images, tmp_path, capsys):
+def test_shards_are_filled_up_to_their_size_and_have_the_images_in_order(images, tmp_path):
     folder = pack(images, tmp_path / "pack")
-    size = sum(path.stat().st_size for path in folder.glob("*.bin"))
-    assert f"{folder} will take about {size / 1e6:,.1f} MB; " in capsys.readouterr().out
     shards = [*(f"train-{number:05}" for number in range(7)), "val-00000", "val-00001"]
     assert content(folder).keys() == {"pack.json", *(f"{name}.{kind}" for name in shards for kind in ("bin", "npy"))}
     reds = [Packed(False, folder)[number]["image"][0, 0, 0].item() for number in range(4)]
@@ -191,10 +189,6 @@ def test_an_unreadable_image_ends_the_run_or_is_skipped(images, tmp_path, capsys
     dataset = Packed(True, pack(images, tmp_path / "pack", "--skip"))
     assert [dataset[number]["image"][0, 0, 0].item() for number in range(3)] == [0, 2, 6] and len(dataset) == 19
     assert "left out" in "".join(capsys.readouterr())
-    for path in images.glob("val/*/*.png"):
-        path.write_bytes(b"")
-    with refused("none of the 4 val images can be read"):
-        pack(images, tmp_path / "no val", "--skip")
 
 
 def test_a_folder_without_val_is_refused_with_what_to_move(images, tmp_path):
