@@ -167,14 +167,15 @@ except (MachineFull, RuntimeError) as error:
     assert isinstance(error, MachineFull), (type(error), said)
 else:
     raise AssertionError("a batch that is larger than any file may be was delivered")
-fills_a_slot = Sized([(20 << 20) - 64] * 2)  # the first sample alone: there is no room for the error after it
-with WorkerLoader(fills_a_slot, 2, num_workers=1, seed=0, collate_fn=list, max_restarts=0) as loader:
+fills_a_slot = (20 << 20) - 64  # bytes of the first sample: after it there is no room for the second, nor its error
+with WorkerLoader(Sized([fills_a_slot] * 2 + [9, 9]), 2, num_workers=1, seed=0, collate_fn=list) as loader:
     try:
         next(loader)
     except MachineFull as error:
         assert "does not fit" in str(error), error
     else:
         raise AssertionError("a batch of two slots was delivered")
+    assert [len(sample) for sample in next(loader)] == [9, 9]
 """,
     "descriptors_for_much_read_ahead": """
 limit("NOFILE", 256)

@@ -1,6 +1,7 @@
 """Preloader over any loader. Its thread: test_preloader_thread.py; what all loaders promise: test_contract.py."""
 
 import itertools
+import threading
 import traceback
 
 import pytest
@@ -60,6 +61,20 @@ def test_the_stock_dataloader_is_a_loader(make, depth, num_workers):
     for _ in range(2):
         assert contents(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
     assert next(loader).tolist() == [0, 1, 2]
+
+
+def test_over_an_iterator_the_next_epoch_goes_on_where_the_consumer_was_and_not_its_thread(make, bound):
+    is_ahead = threading.Event()
+
+    def note(batch, random):
+        if batch[0] == 20:
+            is_ahead.set()
+        return batch
+
+    loader = make(iter(WorkerLoader(Numbers(40), 4, num_workers=1)), depth=3, transform=note)
+    first = [next(loader).tolist() for _ in range(3)]
+    assert is_ahead.wait(bound)
+    assert first + contents(loader) == torch.arange(40).view(-1, 4).tolist()
 
 
 @pytest.mark.parametrize("depth", [0, 2])
