@@ -52,6 +52,7 @@ def workers(active, busy, queued=0.0, transform=0.0):
         (0.05, Measured([0.090, 0.092], 0.09, synchronizes=True), r"host-bound: .*waits for the device, as \.item"),
         (0.05, Measured([0.090, 0.092], 0.02, synchronizes=True), "compute-bound: "),
         (0.60, None, r"data-bound: .*\b60 % of its 100\.0 ms.*: 2\.5 times as fast without"),  # 1 / (1 - 0.6)
+        (0.20, Measured([0.050, 0.080]), "data-bound: "),
         (0.60, Measured([0.025, 0.040], queueing=0.025), r"data-bound: .*2\.50 to 4\.00 times"),
     ],
 )

@@ -9,11 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from PIL import Image
 from torch import nn
 
-from data.fashion import FashionMini
 from data.subset import Subset
 from extras.finished import evaluate, export, predict
 from extras.finished.evaluation import MISTAKES, Evaluation
@@ -138,7 +136,6 @@ def test_the_scores_are_those_of_the_run_and_all_is_written(trained, tmp_path, c
     [
         "callbacks.ema.decay=0.9",  # the mean of the weights was evaluated
         f"trainer._target_={EXTENSIONS}.Beside task.metric=loss",
-        "data.num_classes=3 task.class_weights=[1,2,1] data.val_fraction=0.25",
     ],
 )
 def test_what_a_run_evaluated_is_evaluated(tmp_path, overrides):
@@ -147,8 +144,6 @@ def test_what_a_run_evaluated_is_evaluated(tmp_path, overrides):
     _, result, _ = evaluate.evaluate(network, network.dataset("test"))
     scores = {name: value for name, value in summary.items() if name.startswith("test_")}
     assert scores and scores == pytest.approx({name: result[name.removeprefix("test_")] for name in scores}, rel=1e-5)
-    if "val_loss" in summary:
-        assert len(network.dataset("val")) == 64
 
 
 def test_other_data_can_be_evaluated_by_single_keys_or_by_another_dataset(trained):
@@ -158,14 +153,6 @@ def test_other_data_can_be_evaluated_by_single_keys_or_by_another_dataset(traine
             FinishedRun(trained, [other])
     with pytest.raises(ConfigError, match="has no validation set"):
         FinishedRun(trained).dataset("val")
-
-
-def test_training_images_are_evaluated_without_augmentation(tmp_path):
-    augmented = "data=fashion_mini data.pad=2 data.flip=true model=linear train.max_steps=1"
-    run(composed(augmented, "callbacks/standard=[best] loader=torch loader.num_workers=0"), tmp_path)
-    dataset = FinishedRun(tmp_path).dataset("train")
-    plain = FashionMini(train=True, pad=0, flip=False)
-    assert all(torch.equal(dataset[index]["image"], plain[index]["image"]) for index in range(50))
 
 
 def test_the_best_checkpoint_is_used_else_the_newest(trained, tmp_path):
@@ -213,11 +200,8 @@ def test_samples_of_one_file_have_a_row_each_and_a_split_of_a_training_set_is_no
         right = outputs.argmax(1) == Crops.labels[dataset.indices]
         assert scores["accuracy"] == pytest.approx(right.float().mean().item()), "of images that are not augmented"
         assert [row["class"] for row in evaluation.by_class()] == ["a", "b", "c", "d"]
-    assert [predict.Names.unused(names, "x/a.png") for names in [predict.Names()] * 3] == [
-        "x/a.png",
-        "x/a_2.png",
-        "x/a_3.png",
-    ]
+    names = predict.Names()
+    assert [names.unused("x/a.png") for _ in "123"] == ["x/a.png", "x/a_2.png", "x/a_3.png"]
 
 
 @pytest.mark.parametrize(
@@ -286,21 +270,16 @@ def test_a_table_has_scores_alone_and_a_column_of_numbers(table, tmp_path):
         predicted(table, tmp_path / "p", __file__)
 
 
-@pytest.mark.parametrize("is_mixture", [False, True])
-def test_new_images_are_prepared_where_the_test_set_was_split_off_the_training_set(tmp_path, is_mixture):
+@pytest.mark.parametrize(
+    ("data", "prefix"), [("data=image_table", "data"), ("data=mix +data@data.parts.one=image_table", "data.parts.one")]
+)
+def test_new_images_are_prepared_where_the_test_set_was_split_off_the_training_set(tmp_path, data, prefix):
     images = write_images(tmp_path / "images", count=4)
-    part = {"table": str(write_table(images)), "image_size": 8, "cache": "ram", "cache_dir": str(tmp_path / "cache")}
-    part["transform"] = part["test_transform"] = {"_target_": f"{HERE}.dark"}
-    prefix = "data"
-    choice = ["data=image_table"]
-    if is_mixture:
-        prefix = "data.parts.one"
-        choice = ["data=mix", "+data@data.parts.one=image_table"]
-    config = composed(*choice, "model=linear data.val_fraction=0.25 train.epochs=1 train.batch_size=4")
-    for key, value in part.items():
-        OmegaConf.update(config, f"{prefix}.{key}", value)
-    config.loader.num_workers = 1
-    run(config, tmp_path / "run")
+    keys = f"table={write_table(images)} image_size=8 cache=ram cache_dir={tmp_path}/cache"
+    transforms = f"transform._target_={HERE}.dark test_transform._target_={HERE}.dark"
+    of_images = [f"{prefix}.{key}" for key in f"{keys} {transforms}".split()]
+    small = "model=linear data.val_fraction=0.25 train.epochs=1 train.batch_size=4 loader.num_workers=1"
+    run(composed(data, *of_images, small), tmp_path / "run")
     rows = predicted(tmp_path / "run", tmp_path / "p", images / "val" / "cat", images / "val" / "dog")
     assert len(rows) == 8 and {row["error"] for row in rows} == {""}
     assert len({row["probability"] for row in rows}) == 1  # all are dark

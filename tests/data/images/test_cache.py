@@ -243,6 +243,14 @@ def test_an_interrupted_or_killed_writer_leaves_nothing_that_is_used(make, uncac
         assert torch.equal(everything(dataset), expected)
 
 
+def test_a_write_in_parts_stores_the_whole_image(make, monkeypatch):
+    dataset = make(True)
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:1000], offset))
+    everything(dataset)
+    assert stored(make(True)) == [*range(COUNT)]
+
+
 def test_pixels_that_were_damaged_in_the_cache_are_not_used(make, images):
     dataset = make(True)
     expected = everything(dataset)
