@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from data.synthetic import Synthetic
-from tests.configs import SMALL, checkpoint, composed, differing_weights, metrics, steps, summary_of, train
+from tests.configs import (
+    SMALL,
+    checkpoint,
+    composed,
+    differences,
+    differing_weights,
+    metrics,
+    steps,
+    summary_of,
+    train,
+)
 from tests.data.reading import refused
 from train import run
 from training.stopping import Stopped
@@ -57,6 +67,7 @@ def test_a_batch_in_parts_or_in_fp16_gives_the_clipped_gradient_of_the_whole_bat
         return checkpoint(tmp_path / str(settings))["model"]
 
     whole = weights()
+    assert differences(weights("train.clip_norm=1e9"), whole)
     torch.testing.assert_close(weights("train.accumulate=3"), whole, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(weights("train.precision=fp16"), whole, rtol=1e-4, atol=1e-2)
 

@@ -207,6 +207,7 @@ FITTING = {
     "parts of which one has one sample": "train.batch_size=4 train.accumulate=3",
     "one sample": "data.length=1 data.test_length=1 train.batch_size=1",
     "a last batch of one sample": "data.length=17 train.last_batch=keep",
+    "a norm whose last batch is a whole one": f"{NORM} train.last_batch=keep",
     "a batch of debug=fast, which is larger than the set": "debug=fast train.batch_size=1000",
     "a stream of one sample": ONE,
     "first samples that cannot be read": fault("unreadable") + " loader.on_error=skip loader=workers",

@@ -177,6 +177,8 @@ def test_a_restart_by_torchrun_goes_on_in_the_folder_that_began_with_a_file(monk
 def test_a_job_of_a_sweep_goes_on_with_the_settings_of_the_run(command, tmp_path, earlier):
     command("-m", f"train.resume={earlier}", "train.epochs=2", "optim.weight_decay=0.1", "hydra.sweep.dir=sweep")
     assert settings_of(tmp_path / "sweep" / "0") == (7, 0.125, 64, 4)
+    (optimizer,) = checkpoint(tmp_path / "sweep" / "0")["optimizers"]
+    assert optimizer["param_groups"][0]["weight_decay"] == 0.1
 
 
 class Seen:

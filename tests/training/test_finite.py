@@ -72,7 +72,8 @@ def test_a_step_with_nan_ends_the_run_and_the_newest_checkpoints_are_finite(tmp_
 def test_gradients_that_are_not_finite_end_the_run_before_weights_of_their_step_are_saved(tmp_path, error):
     for name, more in (("clipped", "train.clip_norm=1"), ("saved", "train.checkpoint_every=6")):
         with error(r"step 6\b", "gradients"):
-            train(tmp_path / name, f"trainer._target_={__name__}.Exploding", more)
+            train(tmp_path / name, f"trainer._target_={__name__}.Exploding train.log_interval=1", more)
+        assert steps(tmp_path / name)[-1]["step"] == 6, "it does not wait for the next checkpoint"
         assert all(saved(tmp_path / name).values())
 
 

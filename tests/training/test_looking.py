@@ -26,6 +26,23 @@ def test_a_callback_that_looks_at_batches_does_not_move_the_run_nor_its_resume(t
     assert losses[0] == losses[1]
 
 
+class Draws:
+    """Draws a random number in each step, as dropout does."""
+
+    numbers: ClassVar[list[float]] = []
+
+    def on_step(self, run):
+        Draws.numbers.append(torch.rand(()).item())
+
+
+def test_each_step_of_a_run_and_of_its_resume_draws_its_own_random_numbers(tmp_path):
+    draws = f"{CONSTANT} +callbacks.draws._target_={__name__}.Draws"
+    for limit in (3, 5):
+        train(tmp_path / "resumed", draws, f"train.max_steps={limit}")
+    train(tmp_path / "whole", draws, "train.max_steps=5")
+    assert Draws.numbers[:5] == Draws.numbers[5:] and len({*Draws.numbers}) == 5
+
+
 class Averaging(torch.optim.SGD):
     """Moves a weight in eval(), as schedule-free optimizers do, so that one sees which are evaluated and saved."""
 

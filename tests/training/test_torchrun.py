@@ -30,9 +30,8 @@ OURS = (
     "train.batch_size=16 data.length=320 data.test_length=65 optim.lr=0.01 loader=workers "
     f"task.metrics={{worst: {{_target_: {EXTENSIONS}.Worst}}}} task.metric=worst"
 )
-SETTINGS = [*SMALL, *separate(OURS)]
-NO_DROPOUT = [TWO_PARTS, "+model.dropout=0.0"]
-UNUSED = [*NO_DROPOUT, "+model.sums=false"]
+NO_DROPOUT = f"{TWO_PARTS} +model.dropout=0.0"
+UNUSED = f"{NO_DROPOUT} +model.sums=false"
 # What torchrun does, but that its processes are forked: interpreters would take seconds to import torch.
 TORCHRUN = """
 import runpy, signal, sys
@@ -56,10 +55,11 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         self.out = folder / "out"
         self.text = ""
-        settings = SETTINGS
+        settings = separate(*SMALL, OURS)
         if any(text.startswith("data=") for text in overrides):
-            settings = [text for text in SETTINGS if not text.startswith("data.")]
-        given = {text.partition("=")[0]: text for text in (*settings, f"hydra.run.dir={self.out}", *overrides)}
+            settings = [text for text in settings if not text.startswith("data.")]
+        every = *settings, f"hydra.run.dir={self.out}", *separate(*overrides)
+        given = {text.partition("=")[0]: text for text in every}
         command = [CONF.parent / "train.py", *(text for text in given.values() if text != "hydra.run.dir=")]
         torchrun = ["-c", TORCHRUN, restarts, id] if processes == 2 else []
         environment = {**os.environ, "PYTHONPATH": str(CONF.parent)}
@@ -133,13 +133,13 @@ def test_after_a_rank_was_killed_the_run_is_restarted_and_ends_with_the_same_bit
 @pytest.mark.parametrize(
     "settings",
     [
-        [*NO_DROPOUT, f"trainer._target_={EXTENSIONS}.Alternating"],  # two optimizers
-        [*UNUSED, "train.max_steps=3", "train.find_unused_parameters=true"],
-        ["train.accumulate=2", "task.loss={_target_: torch.nn.CrossEntropyLoss, ignore_index: 3}"],
+        f"{NO_DROPOUT} trainer._target_={EXTENSIONS}.Alternating",  # two optimizers
+        f"{UNUSED} train.max_steps=3 train.find_unused_parameters=true",
+        "train.accumulate=2 task.loss={_target_: torch.nn.CrossEntropyLoss, ignore_index: 3}",
     ],
 )
 def test_other_steps_are_the_same_in_two_processes_too(python, tmp_path, settings):
-    assert_close(*(Run(python, tmp_path / f"{n}", *settings, processes=n).finish() for n in (1, 2)))
+    assert_close(*(Run(python, tmp_path / f"{n}", settings, processes=n).finish() for n in (1, 2)))
 
 
 @pytest.mark.slow
@@ -149,14 +149,14 @@ def test_a_rank_without_a_test_sample_changes_no_score(python, tmp_path):
         "{_target_: torchmetrics.AveragePrecision, task: multiclass, num_classes: 10}"  # keeps what it gets in lists
     )
     metrics = f"task.metrics={{worst: {{_target_: {EXTENSIONS}.Worst}}, curve: {curve}}}"
-    settings = [*NO_DROPOUT, "data.test_length=1", metrics, "train.max_steps=4"]
-    assert_close(*(Run(python, tmp_path / f"{n}", *settings, processes=n).finish() for n in (1, 2)))
+    settings = f"{NO_DROPOUT} data.test_length=1 {metrics} train.max_steps=4"
+    assert_close(*(Run(python, tmp_path / f"{n}", settings, processes=n).finish() for n in (1, 2)))
 
 
 @pytest.mark.slow
 def test_batches_of_a_batch_sampler_are_shared(python, tmp_path):
-    pairs = [f"batch_sampler._target_={EXTENSIONS}.Pairs", "train.last_batch=keep", "train.batch_size=2"]
-    run = Run(python, tmp_path, *pairs).finish()
+    pairs = f"batch_sampler._target_={EXTENSIONS}.Pairs train.last_batch=keep train.batch_size=2"
+    run = Run(python, tmp_path, pairs).finish()
     assert checkpoint(run.out)["step"] == 2 * 320 // 2 // 2
 
 
@@ -177,45 +177,40 @@ def write_table(folder):
         Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
         rows.append(f"{number}.png,{number % 10},{'train' if number < 96 else 'test'}")
     (folder / "table.csv").write_text("\n".join(rows))
-    return ["data=image_table", f"data.table={folder}/table.csv", "data.split=part", "data.image_size=8"]
+    return f"data=image_table data.table={folder}/table.csv data.split=part data.image_size=8"
 
 
-PARTS = [f"data.parts.{name}.{key}" for name in ("one", "two") for key in ("image_size=8", "test_length=17")]
-MIX = [
-    *("data=mix", "+data@data.parts.one=synthetic", "+data@data.parts.two=synthetic", *PARTS),
-    *(
-        "data.parts.one.length=64",
-        "data.parts.two.length=32",
-        "data.parts.two.seed=1",
-        "data.weights={one: 1, two: 2}",
-    ),
-]
+MIX = (
+    "data=mix +data@data.parts.one=synthetic +data@data.parts.two=synthetic data.parts.two.seed=1 "
+    "data.parts.one.length=64 data.parts.one.image_size=8 data.parts.one.test_length=17 "
+    "data.parts.two.length=32 data.parts.two.image_size=8 data.parts.two.test_length=17 data.weights={one: 1, two: 2}"
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["image_table", "mix", "ram", "disk"])
 def test_two_processes_read_a_table_a_mixture_and_a_cache_as_one_does_and_resume(python, tmp_path, kind):
     data = MIX if kind == "mix" else write_table(tmp_path)
-    caches = [f"data.cache={kind}", f"data.cache_dir={tmp_path}/cache"] if kind in ("ram", "disk") else []
-    whole = Run(python, tmp_path / "whole", *data, *caches).finish()
+    if kind in ("ram", "disk"):
+        data += f" data.cache={kind} data.cache_dir={tmp_path}/cache"
+    whole = Run(python, tmp_path / "whole", data).finish()
     for file in tmp_path.glob("cache/*.disk"):
         with file.open("rb") as cache:
             (end,) = END.unpack(cache.read(END.size))
         stored = (end - END.size) / (RECORD.size + 9 * 10 * 3)
         assert stored in (96, 17), "each image is stored once, by one of the processes"
-    caches[1:] = [f"data.cache_dir={tmp_path}/other"] if caches else []
-    assert_close(Run(python, tmp_path / "single", *data, *caches, processes=1).finish(), whole)
-    Run(python, tmp_path / "stopped", *data, *caches, *stop(8)).finish("SIGTERM")
-    assert_same(Run(python, tmp_path / "stopped", *data, *caches).finish(), whole)
+    data = data.replace(f"{tmp_path}/cache", f"{tmp_path}/other")
+    assert_close(Run(python, tmp_path / "single", data, processes=1).finish(), whole)
+    Run(python, tmp_path / "stopped", data, *stop(8)).finish("SIGTERM")
+    assert_same(Run(python, tmp_path / "stopped", data).finish(), whole)
 
 
 @pytest.mark.slow
 def test_processes_save_the_places_of_all_streams_and_go_on_there_with_other_workers(python, tmp_path):
-    stream = [f"data._target_={EXTENSIONS}.Stream", *NO_DROPOUT, "train.steps_per_epoch=12", "loader.streams=4"]
-    whole = Run(python, tmp_path / "whole", *stream).finish()
-    stopped = [*stream, *stop(14), "loader.num_workers=1"]
-    Run(python, tmp_path / "stopped", *stopped).finish("SIGTERM")
-    assert_same(Run(python, tmp_path / "stopped", *stream).finish(), whole)
+    stream = f"data._target_={EXTENSIONS}.Stream {NO_DROPOUT} train.steps_per_epoch=12 loader.streams=4"
+    whole = Run(python, tmp_path / "whole", stream).finish()
+    Run(python, tmp_path / "stopped", stream, *stop(14), "loader.num_workers=1").finish("SIGTERM")
+    assert_same(Run(python, tmp_path / "stopped", stream).finish(), whole)
 
 
 @pytest.mark.slow
@@ -228,10 +223,10 @@ def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("settings", "named"), [(["train.batch_size=15"], "train.batch_size=15"), (UNUSED, "find_unused_parameters=True")]
+    ("settings", "named"), [("train.batch_size=15", "train.batch_size=15"), (UNUSED, "find_unused_parameters=True")]
 )
 def test_what_processes_cannot_share_ends_the_run(python, tmp_path, settings, named):
-    Run(python, tmp_path, *settings).finish("exitcode  : 1", named)
+    Run(python, tmp_path, settings).finish("exitcode  : 1", named)
 
 
 @pytest.mark.slow
