@@ -1,17 +1,16 @@
 """Exports the network of a run, to be used without this repository.
 
-    python extras/finished/export.py RUN                 # RUN/export/model.pt2, a program of torch.export
-    python extras/finished/export.py RUN --format onnx   # RUN/export/model.onnx; needs onnx, onnxscript, onnxruntime
+    python extras/finished/export.py RUN   # RUN/export/model.pt2, a program of torch.export
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. The exported network is compared with
 the original on samples of the run's test set (KEY=VALUE replaces a setting, as in data.root=DIR). README.md beside it
-says how to call it, and example.npz has these samples' inputs with the outputs.
+says how to call it, and example.npz has these samples' inputs with the outputs. extras/finished/README.md says how to
+make an ONNX file of it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,26 +30,21 @@ from training.tasks import classes_of
 
 COMPARED = 16  # samples
 TOLERANCE = 1e-3  # largest difference of the outputs, as a share of the largest output
-FILES = {"torch": "model.pt2", "onnx": "model.onnx"}
-CALLS = {
-    "model.pt2": """import torch
+CALL = """```python
+import numpy
+import torch
+example = numpy.load("example.npz")
 model = torch.export.load("model.pt2").module()
-outputs = model(*(torch.from_numpy(example[name]) for name in {names}))""",
-    "model.onnx": """import onnxruntime
-model = onnxruntime.InferenceSession("model.onnx")
-outputs = model.run(None, {{name: example[name] for name in {names}}})""",
-}
-LARGEST_FILE = 2 * 10**9  # bytes: ONNX keeps the weights of larger networks in a second file
+outputs = model(*(torch.from_numpy(example[name]) for name in {names}))
+```"""
 
 Inputs = tuple[Tensor, ...]
-Predict = Callable[[Inputs], list[Tensor]]  # from the network's inputs to its outputs, on the CPU
 
 
 def main(typed: list[str] | None = None) -> Path:
     """Returns the path of the exported network."""
     options = parser(__doc__)
     options.add_argument("overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR")
-    options.add_argument("--format", choices=tuple(FILES), default="torch", help="default: torch")
     options.add_argument("--out", type=Path, help="folder to write to; default: RUN/export")
     arguments = options.parse_intermixed_args(typed)
 
@@ -59,8 +53,8 @@ def main(typed: list[str] | None = None) -> Path:
     inputs = example(run)
     model = run.trainer.model.to(memory_format=torch.contiguous_format)
     out.mkdir(parents=True, exist_ok=True)
-    path = write(arguments.format, model, run.task.inputs, inputs, out)
-    sentence, outputs = compare(model, load(path), inputs, path)
+    path = write(model, inputs, out)
+    sentence, outputs = compare(model, inputs, path)
     describe(run, path, inputs, outputs)
     print(f"{run}: {path}; {sentence}")
     return path
@@ -75,47 +69,25 @@ def example(run: FinishedRun) -> Inputs:
     return tuple(torch.cat([part, part])[: max(2, len(part))] for part in parts)
 
 
-def write(form: str, model: nn.Module, names: list[str], inputs: Inputs, folder: Path) -> Path:
-    path = folder / FILES[form]
+def write(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
+    path = folder / "model.pt2"
     shapes = tuple({0: torch.export.Dim("batch")} for _ in inputs)
     with torch.no_grad():
-        if form == "torch":
-            torch.export.save(torch.export.export(model, inputs, dynamic_shapes=shapes), path)
-        else:
-            is_large = sum(weight.nbytes for weight in model.state_dict().values()) > LARGEST_FILE
-            options: dict[str, Any] = {"dynamic_shapes": shapes, "external_data": is_large, "verbose": False}
-            torch.onnx.export(model, inputs, path, dynamo=True, input_names=names, **options)
+        torch.export.save(torch.export.export(model, inputs, dynamic_shapes=shapes), path)
     return path
 
 
-def load(path: Path) -> Predict:
-    """The exported network, as a program without this repository would load it."""
-    if path.suffix == ".pt2":
-        program = torch.export.load(path).module()
-        return lambda inputs: list(tensors(program(*inputs)))
-    import onnxruntime  # optional
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_inputs()]
-
-    def predict(inputs: Inputs) -> list[Tensor]:
-        arrays = [tensor.numpy() for tensor in inputs]
-        outputs = session.run(None, dict(zip(names, arrays, strict=True)))
-        return [torch.as_tensor(output) for output in outputs]
-
-    return predict
-
-
-def compare(model: nn.Module, exported: Predict, inputs: Inputs, path: Path) -> tuple[str, list[Tensor]]:
+def compare(model: nn.Module, inputs: Inputs, path: Path) -> tuple[str, list[Tensor]]:
     """Compares on a batch, and on its first sample alone. Returns a sentence about it, and the network's outputs.
 
     If outputs differ by more than TOLERANCE, removes the file and raises ConfigError.
     """
     differences = []
+    exported = torch.export.load(path).module()
     with torch.no_grad():
         expected = list(tensors(model(*inputs)))
         for part in (inputs, tuple(tensor[:1] for tensor in inputs)):
-            for ours, theirs in zip(exported(part), tensors(model(*part)), strict=True):
+            for ours, theirs in zip(tensors(exported(*part)), tensors(model(*part)), strict=True):
                 differences.append(largest_of(ours.double() - theirs.double()))
     difference = max(differences)
     largest = max(map(largest_of, expected))
@@ -150,9 +122,8 @@ def describe(run: FinishedRun, path: Path, inputs: Inputs, outputs: list[Tensor]
             f"the mean {list(normalize.mean)}, divide by the standard deviation {list(normalize.std)}, and put the "
             "channels first."
         )
-    call = CALLS[path.name].format(names=names)
-    lines += ["", "```python", "import numpy", 'example = numpy.load("example.npz")', call, "```"]
-    lines += ["", "example.npz has prepared inputs, and the network's outputs for them: compare yours."]
+    lines += ["", CALL.format(names=names), ""]
+    lines += ["example.npz has prepared inputs, and the network's outputs for them: compare yours."]
     if run.task.label_below:
         lines += ["Outputs are logits: softmax makes them probabilities. The classes, in order:", ""]
         lines += [f"    {name}" for name in classes_of(run.data.train)]

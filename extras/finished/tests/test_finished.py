@@ -305,16 +305,27 @@ def test_the_exported_program_in_the_readme_runs_without_the_repository(trained,
         assert torch.allclose(program(images), network.outputs({"image": images}), atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["torch", pytest.param("onnx", marks=pytest.mark.slow)])  # it takes 5 seconds
-def test_a_network_of_two_inputs_is_exported(table, tmp_path, form):
-    for package in ("onnx", "onnxscript", "onnxruntime") if form == "onnx" else ():
-        pytest.importorskip(package)
-    path = export.main([str(table), "--format", form, "--out", str(tmp_path)])
+def test_a_network_of_two_inputs_is_exported(table, tmp_path):
+    path = export.main([str(table), "--out", str(tmp_path)])
     example = np.load(tmp_path / "example.npz")
-    found = export.load(path)(tuple(torch.from_numpy(example[name][:5]) for name in ("left", "right")))
-    assert torch.allclose(found[0], torch.from_numpy(example["outputs"][:5]), atol=1e-5)
+    outputs = torch.export.load(path).module()(*(torch.from_numpy(example[name][:5]) for name in ("left", "right")))
+    assert torch.allclose(outputs, torch.from_numpy(example["outputs"][:5]), atol=1e-5)
     readme = (tmp_path / "README.md").read_text()
     assert path.name in readme and "`right`: float32 (batch, 3)" in readme
+
+
+@pytest.mark.slow  # it takes 5 seconds
+def test_the_line_in_the_readme_makes_an_onnx_file_of_an_export(table, tmp_path, python, bound):
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    session_of = pytest.importorskip("onnxruntime").InferenceSession
+    export.main([str(table), "--out", str(tmp_path)])
+    (line,) = (line for line in (ROOT / "extras/finished/README.md").read_text().splitlines() if "onnx.export" in line)
+    python.run("-c", line.split('"')[1], cwd=tmp_path, env={}, timeout=bound, check=True)
+    session = session_of(tmp_path / "model.onnx")
+    example = np.load(tmp_path / "example.npz")
+    (outputs,) = session.run(None, {name: example[name][:5] for name in ("left", "right")})
+    assert np.allclose(outputs, example["outputs"][:5], atol=1e-5)
 
 
 def test_an_export_of_other_outputs_is_refused_and_leaves_no_file(table, tmp_path):
