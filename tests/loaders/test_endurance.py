@@ -97,7 +97,12 @@ def figures(way, early, late):
 
 
 @pytest.mark.parametrize(
-    ("way", "early", "late"), [("preloader", 10, 40), *(pytest.param(way, 50, 1000, marks=SLOW) for way in WAYS)]
+    ("way", "early", "late"),
+    [
+        ("preloader", 10, 40),
+        pytest.param("preloader", 50, 1000, marks=SLOW),
+        *(pytest.param(way, 50, 250, marks=SLOW) for way in ("read_batch", "plain", "threads")),
+    ],
 )
 def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_beginning(way, early, late):
     # A new interpreter: workers copy the heap that they inherit little by little, and that of pytest or of the server

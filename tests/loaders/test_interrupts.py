@@ -22,7 +22,7 @@ from loaders import Preloader, WorkerLoader
 
 BATCHES = 12
 KINDS = (Interrupted, KeyboardInterrupt, TimeoutError, OSError, EOFError)  # an alarm's TimeoutError is an Exception
-MANY = pytest.mark.parametrize("count", [4, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+MANY = pytest.mark.parametrize("count", [4, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 SLOW = ("independent", "unseeded persistent", "preloader_over_streams", "a thread over inline")
 PRELOADERS = {"a thread": (1, 2), "a thread over inline": (0, 1), "no thread": (1, 0), "no thread over inline": (0, 0)}
 LOADERS = [

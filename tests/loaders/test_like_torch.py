@@ -151,8 +151,8 @@ def test_programs_see_what_torchs_class_shows(first):
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
-def test_ten_thousand_programs_see_what_torchs_class_shows():
-    count = int(os.environ.get("PROGRAMS", "10000"))
+def test_random_programs_see_what_torchs_class_shows():
+    count = int(os.environ.get("PROGRAMS", "1200"))
     parts = 4
     first = random.SystemRandom().randrange(10**9)
     command = [sys.executable, "-W", "ignore", __file__, str(count // parts)]

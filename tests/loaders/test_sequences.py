@@ -235,7 +235,7 @@ def test_any_sequence_of_calls_delivers_the_pure_order(kind):
         run_state_machine_as_test(
             type("Machine", (Sequences,), {"kind": name}),
             settings=settings(
-                max_examples=6 if kind in LOADERS else 200,
+                max_examples=6 if kind in LOADERS else 50,
                 stateful_step_count=25,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

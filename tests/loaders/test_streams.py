@@ -3,11 +3,12 @@
 import json
 import multiprocessing
 import random
-from itertools import chain, islice
+from itertools import chain, cycle, islice
 
 import pytest
 import torch
 from example_streams import Failing, Numbers, Refilled, Rewinding, Stateful, loader_of, numbers, seen
+from strikes import Interrupted, moments_of, struck
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders import Preloader, WorkerLoader, merge_states
@@ -129,6 +130,27 @@ def test_streams_go_on_where_the_preloaders_consumer_was_after_a_break_and_after
     with Preloader(loader_of(Numbers(), 1, **settings), "cpu", 0) as loader:
         loader.load_state_dict(state)
         assert got + [next(loader).tolist() for _ in range(4)] == expected[:15]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside a __del__
+@pytest.mark.parametrize("settings", [{"shuffle_buffer": 7}, {"steps_per_epoch": 90, "on_error": "skip"}])
+def test_an_interrupt_inside_next_loses_no_sample(settings):
+    with loader_of(Stateful(150), 0, **settings) as loader:
+        expected = seen(loader)
+        loader.set_epoch(0)
+        most = moments_of(lambda: next(loader))
+    with loader_of(Stateful(150), 0, **settings) as loader:
+        iterator = iter(loader)
+        got = []
+        for number, error in enumerate(islice(cycle((Interrupted, TimeoutError)), 2 * len(expected))):
+            try:
+                with struck(1 + 7 * number % most, error):
+                    for batch in iterator:  # not next(): the strike may come after its return, when it is the test's
+                        got.append(batch.tolist())
+                        break
+            except error:
+                pass
+        assert got + seen(iterator) == expected
 
 
 class Announced(Numbers):

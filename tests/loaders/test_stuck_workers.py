@@ -57,13 +57,6 @@ def test_a_stopped_worker_is_replaced_after_the_timeout_and_large_objects_arrive
     assert all(len(text) == 1 << 20 for batch in batches for text in batch)
 
 
-def test_close_does_not_wait_for_a_stopped_worker(closes_soon, in_thread, bound):
-    loader = WorkerLoader(Texts(16), 4, num_workers=1, prefetch_factor=1, seed=0, collate_fn=list)
-    _, _, worker = stopped(loader, bound)
-    in_thread(loader.close).result(bound / 3)
-    assert worker.exitcode == -signal.SIGKILL
-
-
 def test_a_first_batch_that_is_late_is_a_warning_that_names_the_start_method_and_a_later_one_is_not(
     in_thread, monkeypatch, caplog, bound
 ):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import LoaderConfig, Preloader, WorkerLoader, build_loader
+from loaders import Preloader, WorkerLoader
 
 DATASET = torch.utils.data.TensorDataset(torch.arange(48.0))
 
@@ -84,13 +84,3 @@ def test_its_error_comes_in_the_place_of_its_batch_and_an_interrupted_call_is_re
             next(iterator)
         got += iterator
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected[:2] + expected[3:], strict=True))
-
-
-def test_every_loader_takes_it():
-    options = {"batch_size": 8, "seed": 2, "device": "cpu", "finish": noisy}
-    batches = []
-    for name in ("workers", "prefetch", "threads", "torch", "resident", "cached"):
-        config = LoaderConfig(name, num_workers=1)
-        with build_loader(config, DATASET, shuffle=True, **options) as loader:
-            batches.append(next(iter(loader)))
-    assert all(torch.equal(batch, batches[0]) for batch in batches)
