@@ -98,6 +98,11 @@ def steps(folder: Path) -> list[dict[str, Any]]:
     return [line for line in metrics(folder) if "lr" in line]
 
 
+def logged(folder: Path, key: str, having: str = "") -> list[Any]:
+    """The values of a key in the lines of metrics.jsonl that have it, and `having`: "lr" those of training steps."""
+    return [line[key] for line in metrics(folder) if key in line and having in {"", *line}]
+
+
 def untimed(folder: Path) -> list[dict[str, Any]]:
     """The lines without the speed of the machine."""
     times = "images_per_second", "data_wait_fraction"

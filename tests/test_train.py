@@ -14,6 +14,7 @@ from tests.configs import (
     composed,
     differences,
     differing_weights,
+    logged,
     metrics,
     steps,
     summary_of,
@@ -38,10 +39,11 @@ def test_a_run_writes_its_metrics_summary_and_checkpoints(tmp_path):
     assert summary["images_per_second"] > 0 and 0 <= summary["data_wait_fraction"] <= 1
     for line in steps(tmp_path):
         assert line.keys() == {"step", "epoch", "loss", "lr", "images_per_second", "data_wait_fraction", "accuracy"}
-    tests = [line for line in metrics(tmp_path) if "test_accuracy" in line]
-    assert [(line["step"], line["epoch"]) for line in tests] == [(8, 1), (16, 2)]
-    logged = [1, 3, 6, 8, 9, 12, 15, 16]  # the first step, each interval, and the last step of an epoch
-    assert [(line["step"], line["epoch"]) for line in steps(tmp_path)] == [(n, 1 if n <= 8 else 2) for n in logged]
+    assert logged(tmp_path, "step", "test_accuracy") == [8, 16]
+    assert logged(tmp_path, "epoch", "test_accuracy") == [1, 2]
+    # the first step, each interval, and the last step of an epoch
+    assert logged(tmp_path, "step", "lr") == [1, 3, 6, 8, 9, 12, 15, 16]
+    assert logged(tmp_path, "epoch", "lr") == [1] * 4 + [2] * 4
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"step-0000008.pt", "step-0000016.pt", "last.pt", "best.pt"}
 
@@ -77,7 +79,7 @@ def test_max_steps_ends_the_run_with_evaluation_and_checkpoint_in_a_folder_that_
     summary = run(composed(*SMALL, "train.max_steps=3"))
     (folder,) = (tmp_path / "outputs").iterdir()
     assert summary_of(folder) == summary
-    assert max(line["step"] for line in metrics(folder)) == checkpoint(folder)["step"] == 3
+    assert max(logged(folder, "step")) == checkpoint(folder)["step"] == 3
     assert "test_accuracy" in summary
 
 
@@ -104,13 +106,13 @@ def test_a_finished_run_returns_its_summary_unless_more_is_asked_for_or_its_file
         file.write('{"step": 1')
     train(tmp_path, "train.epochs=2")
     assert "changed settings: train.epochs is 2, was 1" in caplog.text
-    assert [line["epoch"] for line in metrics(tmp_path) if "test_accuracy" in line] == [1, 2]
+    assert logged(tmp_path, "epoch", "test_accuracy") == [1, 2]
 
 
 def test_resume_null_starts_afresh_in_the_same_folder(tmp_path):
     for _ in range(2):
         train(tmp_path, "train.epochs=1 train.resume=null train.log_interval=4")
-        assert [line["step"] for line in steps(tmp_path)] == [1, 4, 8]
+        assert logged(tmp_path, "step", "lr") == [1, 4, 8]
 
 
 class Silent(Synthetic):

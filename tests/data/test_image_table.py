@@ -59,23 +59,27 @@ def test_a_table_of_a_folders_files_has_the_folders_samples(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("labels", "keys", "classes", "fits", "values"),
+    ("labels", "classes", "fits", "values"),
     [
-        (["b", "a", "b"], {}, ("a", "b"), "classification", [1, 0, 1]),
-        ([10, 9, -1], {}, ("-1", "9", "10"), "classification", [2, 1, 0]),
-        (["01", "02", "10"], {}, ("01", "02", "10"), "classification", [0, 1, 2]),
-        ([1, 2.5, "1e1"], {}, (), "regression", [1, 2.5, 10]),
-        ([1, 2, 10], {"numbers": True}, (), "regression", [1, 2, 10]),
-        (["0,1", "True,false"], {}, ("x", "y"), "multilabel", [[0, 1], [1, 0]]),
-        (["0,1.5", "2,0"], {}, (), "regression", [[0, 1.5], [2, 0]]),
+        ("b a b", "a b", "classification", [1, 0, 1]),
+        ("10 9 -1", "-1 9 10", "classification", [2, 1, 0]),
+        ("01 02 10", "01 02 10", "classification", [0, 1, 2]),
+        ("1 2.5 1e1", "", "regression", [1, 2.5, 10]),
+        ("0,1 True,false", "x y", "multilabel", [[0, 1], [1, 0]]),
+        ("0,1.5 2,0", "", "regression", [[0, 1.5], [2, 0]]),
     ],
 )
-def test_labels_are_classes_numbers_or_several_classes_by_their_columns(make, labels, keys, classes, fits, values):
-    several = "," in str(labels[0])
-    columns = ["x", "y"] if several else "label"
-    dataset = make(rows(*labels, header="image,x,y" if several else "image,label"), label=columns, **keys)
-    assert (dataset.classes, dataset.fits_task, dataset.labels.tolist()) == (classes, fits, values)
-    assert read_batch(dataset, len(labels))["label"].tolist() == values == [one["label"].tolist() for one in dataset]
+def test_labels_are_classes_numbers_or_several_classes_by_their_columns(make, labels, classes, fits, values):
+    columns = ["x", "y"] if "," in labels else ["label"]
+    table = rows(*labels.split(), header=",".join(["image", *columns]))
+    dataset = make(table, label=columns if "," in labels else "label")
+    assert (dataset.classes, dataset.fits_task, dataset.labels.tolist()) == (tuple(classes.split()), fits, values)
+    assert read_batch(dataset, len(values))["label"].tolist() == values
+    assert [sample["label"].tolist() for sample in dataset] == values
+
+
+def test_whole_numbers_are_no_classes_if_the_settings_say_so(make):
+    assert make(rows(1, 2, 10), numbers=True).labels.tolist() == [1.0, 2.0, 10.0]
 
 
 def test_parts_are_those_of_the_column_and_val_rows_are_the_test_set_if_there_is_no_other(make):

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from hydra.experimental.callback import Callback
 
-from tests.configs import CONF, FAST, checkpoint, composed, steps, stop, summary_of
+from tests.configs import CONF, FAST, checkpoint, composed, logged, steps, stop, summary_of
 from training.launch import complete
 
 ROOT = CONF.parent
@@ -73,7 +73,7 @@ def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is
     pasted = subprocess.run(["sh", "-c", f"printf '%s\\0' {arguments}"], capture_output=True, text=True, check=True)
     command(*pasted.stdout.split("\0")[:-1], "train.epochs=2")
     assert checkpoint(folder)["step"] == 4 and checkpoint(folder)["config"]["optim"]["lr"] == 0.125
-    assert [line["step"] for line in steps(folder)] == [1, 2, 3, 4]
+    assert logged(folder, "step", "lr") == [1, 2, 3, 4]
     assert "train.epochs=2" in (folder / ".hydra" / "overrides.yaml").read_text()
 
 

@@ -13,7 +13,7 @@ from tests.configs import (
     STOP,
     checkpoint,
     differences,
-    metrics,
+    logged,
     separate,
     steps,
     summary_of,
@@ -36,7 +36,7 @@ def test_a_callback_is_called_at_each_point_and_adds_to_the_log_and_the_summary(
     assert Spy.calls[-1] == "end" and summary["counted_steps"] == 16
     assert summary_of(tmp_path)["counted_steps"] == 16
     assert [line.get("twice") for line in steps(tmp_path)][1:3] == [6.0, 13.0], "the mean since the line before"
-    assert sum("epochs_done" in line for line in metrics(tmp_path)) >= 1
+    assert logged(tmp_path, "epochs_done")
 
 
 def test_a_callback_learns_that_a_run_was_interrupted_and_goes_on_with_its_state(tmp_path):
@@ -118,7 +118,7 @@ def test_a_training_step_of_a_fork_trains_and_what_it_logs_is_in_the_line(tmp_pa
     for mine, other in zip(own, usual, strict=True):
         assert mine["loss"] == pytest.approx(2 * other["loss"], rel=1e-4), "twice the gradient, half the rate"
         assert mine["rows"] == 32 and "evaluated" not in mine
-    assert [line["evaluated"] for line in metrics(tmp_path / "own") if "evaluated" in line] == [32.0]
+    assert logged(tmp_path / "own", "evaluated") == [32.0]
 
 
 def test_a_train_step_of_a_fork_need_not_step_each_time_though_fp16_scales_the_loss(tmp_path):
@@ -179,7 +179,7 @@ def test_what_train_freeze_names_keeps_its_weights_and_statistics_and_another_no
 )
 def test_the_learning_rate_follows_its_schedule(tmp_path, schedule, middle, last):
     train(tmp_path, "train.log_interval=1", schedule)
-    rates = [line["lr"] for line in steps(tmp_path)]
+    rates = logged(tmp_path, "lr")
     assert (max(rates), rates[-1]) == pytest.approx((0.25, last), rel=0.05, abs=0.005)
     assert rates[7:9] == pytest.approx(middle, rel=0.01)
 
@@ -201,7 +201,7 @@ def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     sampler = f"sampler._target_={__name__}.only_threes task.scores={{threes: {{_target_: {__name__}.threes}}}}"
     train(tmp_path, sampler, f"train.last_batch=keep train.epochs=3 loader={loader}")
     assert checkpoint(tmp_path)["step"] == 3 * 64 / 32
-    assert {line["threes"] for line in steps(tmp_path)} == {1.0}
+    assert {*logged(tmp_path, "threes")} == {1.0}
 
 
 def test_a_batch_sampler_makes_the_batches(tmp_path):
@@ -216,7 +216,7 @@ def test_a_batch_sampler_makes_the_batches(tmp_path):
 def test_an_epoch_is_an_epoch_whatever_its_sampler_says(tmp_path, caplog, gives, says, loader, schedule):
     summary = train(tmp_path, lying(gives, says), f"train.epochs=3 loader={loader} schedule={schedule}")
     assert summary["epochs"] == 3 and checkpoint(tmp_path)["step"] == 3 * gives // 32
-    assert [line["epoch"] for line in metrics(tmp_path) if "test_loss" in line] == [1, 2, 3]
+    assert logged(tmp_path, "epoch", "test_loss") == [1, 2, 3]
     warnings = [text for text in caplog.messages if "early or late" in text]
     assert len(warnings) == 1 and f"{gives // 32} steps" in warnings[0] and f"{says // 32}" in warnings[0]
 
@@ -226,9 +226,8 @@ def test_an_epoch_is_an_epoch_whatever_its_sampler_says(tmp_path, caplog, gives,
 
 def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_evaluated_once(tmp_path):
     summary = train(tmp_path, IMAGES, "data.val_fraction=0.25")
-    lines = metrics(tmp_path)
-    assert [line["step"] for line in lines if "val_accuracy" in line] == [3, 6]
-    assert [line["step"] for line in lines if "test_accuracy" in line] == [6]
+    assert logged(tmp_path, "step", "val_accuracy") == [3, 6]
+    assert logged(tmp_path, "step", "test_accuracy") == [6]
     assert summary["score"] == "val_accuracy" and {"test_accuracy", "val_loss"} <= summary.keys()
 
 
@@ -237,9 +236,9 @@ def test_an_evaluation_may_be_of_some_steps_only_and_a_stream_has_epochs_of_as_m
     train(
         tmp_path, stream, f"loader.streams=4 train.eval_steps=1 task.scores={{seen: {{_target_: {__name__}.samples}}}}"
     )
-    tests = [line for line in metrics(tmp_path) if "test_accuracy" in line]
-    assert [(line["step"], line["epoch"]) for line in tests] == [(9, 1), (18, 2)], "203 samples are a pass of 16 steps"
-    assert [line["test_seen"] for line in tests] == [13.0] * 2, "the first batch, of the first of four streams"
+    assert logged(tmp_path, "step", "test_accuracy") == [9, 18], "203 samples are a pass of 16 steps"
+    assert logged(tmp_path, "epoch", "test_accuracy") == [1, 2]
+    assert logged(tmp_path, "test_seen") == [13.0] * 2, "the first batch, of the first of four streams"
 
 
 def samples(outputs, labels):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from tests.configs import EXTENSIONS, IMAGES, STOP, TWO_PARTS, checkpoint, differences, steps, train, untimed
+from tests.configs import EXTENSIONS, IMAGES, STOP, TWO_PARTS, checkpoint, differences, logged, train, untimed
 from tests.training.extensions import Images, Stop
 from training.stopping import Stopped
 
@@ -138,7 +138,7 @@ def test_a_run_goes_on_with_another_batch_size_at_the_end_of_an_epoch(tmp_path, 
     assert train(tmp_path, larger)["epochs"] == 2
     assert checkpoint(tmp_path)["step"] == 8 + 4
     train(tmp_path / "whole", larger)
-    ours, whole = ([line["lr"] for line in steps(folder)][-4:] for folder in (tmp_path, tmp_path / "whole"))
+    ours, whole = (logged(folder, "lr")[-4:] for folder in (tmp_path, tmp_path / "whole"))
     assert ours == whole, "the schedule is where an epoch begins"
     train(tmp_path / "within", "train.max_steps=3")
     with error("32", "64"):

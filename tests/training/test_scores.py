@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from tests.configs import EXTENSIONS, checkpoint, metrics, train
+from tests.configs import EXTENSIONS, checkpoint, logged, metrics, train
 from tests.training.extensions import Worst
 
 
@@ -59,7 +59,7 @@ def test_a_metric_of_an_epoch_may_return_several_numbers_and_choose_the_best_che
     assert not {"test_m_classes", "test_m_name"} & summary.keys()
     warnings = [text for text in caplog.messages if "classes" in text and "name" in text]
     assert len(warnings) == 1, "one warning names what is left out, not one in each epoch"
-    scores = [line["test_m_worst"] for line in metrics(tmp_path) if "test_m_worst" in line]
+    scores = logged(tmp_path, "test_m_worst")
     assert checkpoint(tmp_path, "best")["step"] == 8 * (1 + max(range(3), key=lambda i: (scores[i], i)))
 
 

@@ -3,7 +3,6 @@
 import logging
 import os
 import pickle
-import signal
 import zlib
 from functools import partial
 from pathlib import Path
@@ -260,34 +259,6 @@ def test_pixels_that_were_damaged_in_the_cache_are_not_used(make, images):
     os.pwrite(cache._fd, b"\x00" * 50, offset + 1000)
     assert 5 not in stored(other)
     assert torch.equal(everything(other), expected)
-
-
-def test_writers_that_are_killed_at_any_time_leave_no_wrong_image(make, uncached):
-    dataset = make(True)
-    expected = everything(uncached)
-    for round in range(3):
-        pids = []
-        end = os.pipe()
-        for seed in range(3):
-            pids.append(os.fork())
-            if pids[-1] == 0:
-                try:
-                    for index in np.random.default_rng([round, seed]).permutation(COUNT):
-                        dataset.encoded(int(index))
-                        os.write(end[1], b"x")
-                    signal.pause()
-                finally:
-                    os._exit(0)
-        os.read(end[0], 1 + 2 * round)  # some have stored an image, others are writing one
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        for fd in end:
-            os.close(fd)
-        reader = make(True)
-        for row in stored(reader):
-            assert torch.equal(image(reader, row), expected[row])
-    assert torch.equal(everything(dataset), expected)
 
 
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped_with_and_without_what_was_stored(images, tmp_path):
