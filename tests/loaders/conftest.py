@@ -18,7 +18,7 @@ settings.load_profile("no deadline")
 
 READERS = {
     "inline": {"num_workers": 0},
-    "processes": {"num_workers": 2},
+    "processes": {"num_workers": 1},
     "threads": {"num_workers": 2, "worker_method": "thread"},
 }
 

@@ -55,7 +55,7 @@ def loader_of(name):
         inner = make("inline", Numbers(4 * BATCHES), num_workers=num_workers)
         return Preloader(inner, "cpu", depth, doubled)
     if "unseeded" in name:
-        return WorkerLoader(Numbers(4 * BATCHES), 4, num_workers=2, persistent_workers="persistent" in name)
+        return WorkerLoader(Numbers(4 * BATCHES), 4, num_workers=1, persistent_workers="persistent" in name)
     return make(name, Numbers(4 * BATCHES), shuffle=True)
 
 

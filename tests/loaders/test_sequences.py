@@ -34,7 +34,7 @@ SETTINGS = st.fixed_dictionaries(
     }
 )
 SIZE = 6  # of the global batch
-FEW = ("processes", "streams", "preloader", "preloader_at_depth_0", "torch")  # those that begin
+FEW = ("processes", "streams", "preloader", "torch")  # those that begin
 
 
 class Sequences(RuleBasedStateMachine):
