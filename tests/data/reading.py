@@ -8,6 +8,7 @@ import torch
 
 from data.errors import DataError
 from loaders import Random
+from training.config import ConfigError
 
 
 class Given:
@@ -22,8 +23,8 @@ class Given:
 
 
 def refused(words: str) -> Any:
-    """Checks that the block raises DataError with a sentence that matches `words`."""
-    return pytest.raises(DataError, match=words)
+    """Checks that the block raises a DataError or a ConfigError: a sentence that matches `words`."""
+    return pytest.raises((DataError, ConfigError), match=words)
 
 
 def read_batch(dataset: Any, indices: Any, random: Any = None) -> dict[str, torch.Tensor]:

@@ -3,8 +3,8 @@
 import pytest
 from torch import nn
 
+from tests.data.reading import refused
 from training.build import build
-from training.config import ConfigError
 from training.datasets import build_data
 from training.optimizer import build_optimizer, freeze
 from training.run import build_callbacks
@@ -33,12 +33,12 @@ class Nothing:
     ],
 )
 def test_a_dataset_that_cannot_be_called_as_it_is_is_a_sentence(name, said):
-    with pytest.raises(ConfigError, match=said):
+    with refused(said):
         build_data("data", {"_target_": f"{__name__}.{name}"}, {}, 0, train=True)
 
 
 def test_a_class_that_takes_no_positional_argument_is_a_sentence():
-    with pytest.raises(ConfigError, match=r"schedule: .*Nothing: too many positional arguments"):
+    with refused(r"schedule: .*Nothing: too many positional arguments"):
         build("schedule", {"_target_": f"{__name__}.Nothing"}, "the optimizer")
 
 
@@ -52,12 +52,12 @@ class Forgetful:
 
 
 def test_a_callback_whose_method_takes_other_arguments_is_a_sentence_at_the_start():
-    with pytest.raises(ConfigError, match=r"callbacks\.mine\.on_log: too many .*: it is called with \(run, values\)"):
+    with refused(r"callbacks\.mine\.on_log: too many .*: it is called with \(run, values\)"):
         build_callbacks({"mine": {"_target_": f"{__name__}.Forgetful"}})
 
 
 @pytest.mark.parametrize("network", [nn.Identity(), nn.Linear(2, 2).requires_grad_(False)])
 def test_a_network_without_weights_to_train_is_a_sentence(network):
     freeze(network, None)
-    with pytest.raises(ConfigError, match="has no weights to train"):
+    with refused("has no weights to train"):
         build_optimizer(network, {"_target_": "torch.optim.SGD", "lr": 0.1})

@@ -13,8 +13,9 @@ import torch
 
 from tests.configs import SMALL, checkpoint, composed, metrics, train
 from tests.data.fakes import flip_a_byte
+from tests.data.reading import refused
 from training.checkpoint import Checkpoints
-from training.config import ConfigError, checked
+from training.config import checked
 from training.processes import Processes
 
 
@@ -92,7 +93,7 @@ def test_a_damaged_checkpoint_is_named_and_an_earlier_one_used_but_no_run_starts
     damage(newest)
     assert checkpoints(tmp_path).find("auto")["step"] == 1 and "step-0000002.pt" in caplog.text
     (folder / "step-0000001.pt").write_bytes(b"PK\x03\x04 half a zip")
-    with pytest.raises(ConfigError, match=r"can be read.*train\.resume=null"):
+    with refused(r"can be read.*train\.resume=null"):
         checkpoints(tmp_path).find("auto")
 
 

@@ -6,9 +6,7 @@ import os
 import tempfile
 from contextlib import suppress
 
-import pytest
-
-from training.config import ConfigError
+from tests.data.reading import refused
 from training.launch import LogFile, prepare_folder
 
 
@@ -29,5 +27,5 @@ def test_a_folder_without_room_is_named_before_anything_is_done(tmp_path, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    with pytest.raises(ConfigError, match=r"cannot be written \(No space left on device\): make room there"):
+    with refused(r"cannot be written \(No space left on device\): make room there"):
         prepare_folder(tmp_path / "run")
