@@ -182,18 +182,9 @@ def _place(url: str, attempts: int, seconds: int) -> tuple[Any, str]:
 
 @cache
 def _store(folder: str, attempts: int, seconds: int) -> Any:
-    longest_pause = min(10, seconds / 4)  # ten attempts then last half a minute
     longest_stall = min(STALL_SECONDS, seconds / 3)
     options: dict[str, Any] = {
-        "retry_config": {
-            "max_retries": attempts - 1,
-            "retry_timeout": timedelta(seconds=seconds),
-            "backoff": {
-                "init_backoff": timedelta(seconds=0.1),
-                "max_backoff": timedelta(seconds=longest_pause),
-                "base": 4,
-            },
-        },
+        "retry_config": {"max_retries": attempts - 1, "retry_timeout": timedelta(seconds=seconds)},
         "client_options": {
             "allow_http": True,
             "connect_timeout": "3s",
