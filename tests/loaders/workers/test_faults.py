@@ -78,6 +78,7 @@ def test_a_worker_that_dies_in_an_abandoned_epoch_does_not_disturb_the_next(boun
 def test_a_sample_that_always_kills_is_named_and_the_epoch_goes_on(kind):
     with loader_over(failing(kind, "SIGKILL", (7,)), shuffle=False, max_restarts=1) as loader:
         seen = batches_or_errors(loader)
+        assert loader.stats()["workers"]["deaths"] == 2
     assert "is killed by signal: Killed" in seen[1]
     assert ("reading sample 7" if kind is Noisy else "reading one of [4, 5, 6, 7]") in seen[1]
     epoch = torch.arange(48).view(-1, 4).tolist()
