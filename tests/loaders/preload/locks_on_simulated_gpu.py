@@ -235,6 +235,7 @@ def test_a_loader_that_is_closed_or_dropped_under_a_preloader_unlocks_when_the_c
         assert all(map(is_doubled, batches))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside a finaliser
 @pytest.mark.parametrize("count", [5, pytest.param(150, marks=pytest.mark.slow)])
 def test_an_interrupt_at_depth_0_neither_loses_a_lock_nor_drops_a_batch_that_is_being_copied(count, monkeypatch):
     monkeypatch.setattr(strikes, "FRAGILE", {*strikes.FRAGILE, sim.__file__, streams.__file__})
