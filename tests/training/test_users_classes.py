@@ -266,6 +266,10 @@ def accuracy(outputs, labels):
     return (outputs.argmax(1) == labels.flatten()).float()
 
 
+def mse(outputs, labels):
+    return functional.mse_loss(outputs, labels.float())  # torch 2.9 takes no labels of another dtype
+
+
 def mae(outputs, labels):
     return (outputs - labels).abs().mean(1)
 
@@ -324,7 +328,7 @@ CASES = {
         PairArrays,
         Joined,
         f"{FIELDS} task.numbers=2 task.metrics={{largest: {{_target_: {__name__}.Largest}}}}",
-        functional.mse_loss,
+        mse,
         **TABLE,
     ),
     "outputs in a dict": Case(
