@@ -47,6 +47,9 @@ class ArrayDataset(Transformed):
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
             raise DataError(f"labels go from {labels.min()} to {labels.max()}, number them 0 to {len(classes) - 1}")
         self.image_shape = images.shape[1:]
+        largest = min(self.image_shape[:2]) - 1  # more pixels than that cannot be reflected
+        if not 0 <= pad <= largest:
+            raise DataError(f"data.pad={pad} must be 0 to {largest} for images of shape {self.image_shape}")
         self.classes = tuple(classes)
         self.mean = tuple(mean)
         self.std = tuple(std)
@@ -112,6 +115,10 @@ class ArrayDataset(Transformed):
 
     def augment_batch(self, batch: dict[str, torch.Tensor], random: Any) -> dict[str, torch.Tensor]:
         """Makes the samples of `read_batch` from rows of `arrays()`, on any device; without `random` not augmented."""
+        if self.transform is not None:
+            raise DataError(
+                "data.transform and data.policy take single images, not whole batches: use loader=prefetch"
+            )
         if not (self.pad or self.flip):
             return batch
         images = batch["image"]

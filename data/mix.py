@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, IterableDataset
 
 from data.array_dataset import ArrayDataset
 from data.errors import DataError, check_choice
@@ -42,6 +42,8 @@ def mixed(
     names = parts if train else [test]
     datasets = {name: parts[name](train=train) for name in names}
     for name, dataset in datasets.items():
+        if isinstance(dataset, IterableDataset):
+            raise DataError(f"data.parts.{name} is a stream: a mixture needs datasets that have a length")
         if classes is not None and isinstance(dataset, ArrayDataset | CroppedDataset):
             labels = np.array(dataset.classes)[dataset.labels]
             where = f"data.parts.{name}, sample {{}}".format
@@ -139,7 +141,13 @@ class Mix(ConcatDataset[Any]):
             for name, values in batch.items():
                 if name in fields:
                     out[name][rows] = values
-                else:
+                elif isinstance(values, list) and len(values) == len(rows):
                     column = out.setdefault(name, [None] * len(indices))
                     for row, value in zip(rows.tolist(), values, strict=True):
                         column[row] = value
+                else:
+                    kind = type(values).__name__
+                    raise DataError(
+                        f"data.parts.{self.names[number]}: read_batch adds {name!r}, a {kind}, and a mixture needs a "
+                        "list with an item per row: return one, or remove the method"
+                    )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from data.array_dataset import ArrayDataset
-from data.errors import check_choice
+from data.errors import Range, check_choice, check_count, check_range
 
 BANDS = 8  # of colour, side by side in an image
 OFFSETS = 65_536  # of one long array of noise, at which the noise of an image may begin
@@ -46,6 +46,8 @@ class Synthetic:
         cost_ms: float = 0.0,
         seed: int = 0,
     ) -> None:
+        check_count("data.length", length)
+        check_range("data.cost_ms", cost_ms, Range(0))
         check_choice("data.cost", cost, COSTS)
         self.length = length if train else test_length
         self.cost = cost

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from data.errors import DataError
+
 
 class Normalize:
     """uint8 images (B, H, W, C) -> (x / 255 - mean) / std, as `dtype` (B, C, H, W) in channels-last memory.
@@ -14,6 +16,7 @@ class Normalize:
     `random` is not used.
     mean, std: one number per channel, for pixels scaled to 0..1: a list, an array or a tensor. fields: the names of
     the fields with images.
+    Raises DataError unless the images are uint8 (B, H, W, C) with that number of channels.
     """
 
     def __init__(
@@ -34,6 +37,11 @@ class Normalize:
         return {**batch, **normalized}
 
     def _normalized(self, image: torch.Tensor) -> torch.Tensor:
+        if image.dtype != torch.uint8 or image.ndim != 4 or image.shape[3] != len(self.mean):
+            raise DataError(
+                f"Normalize needs uint8 images of shape (B, H, W, {len(self.mean)}), not {image.dtype} "
+                f"{tuple(image.shape)}; change what the dataset returns, or give one mean and std per channel"
+            )
         shift, scale = self.constants(image.device, width=image.shape[2])
         # Operating on rows of W * C values instead of pixels of C is five times as fast on a CPU, as the inner loop is
         # longer. It takes a single pass: the kernel reads uint8, computes in float32 and writes `dtype`.

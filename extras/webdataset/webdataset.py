@@ -240,7 +240,10 @@ def expand_braces(text: str) -> list[str]:
 
 def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
     names = read_lines("data.classes=", classes) if isinstance(classes, str) else classes
-    return tuple(str(name).strip() for name in names)
+    stripped = tuple(str(name).strip() for name in names)
+    if len(set(stripped)) != max(1, len(stripped)):
+        raise DataError(f"data.classes={classes}: its {len(stripped)} names must all differ")
+    return stripped
 
 
 def read_indices(shards: list[str]) -> list[Index]:

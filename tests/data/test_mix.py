@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ChainDataset
 
 from data.array_dataset import ArrayDataset
 from data.image_folder import ImageFolder
@@ -15,7 +16,7 @@ from data.subset import split
 from loaders import Mixture, Random, WorkerLoader, offers
 from tests.configs import SMALL, differing_weights, stop, train
 from tests.data.fakes import write_images, write_table
-from tests.data.reading import assert_equal_batches, refused
+from tests.data.reading import assert_equal_batches, read_batch, refused
 from training.stopping import Stopped
 
 ABOUT = {"mean": [0.5] * 3, "std": [0.25] * 3}
@@ -104,6 +105,12 @@ def test_a_field_that_a_part_adds_has_none_in_the_rows_of_other_parts():
     assert batch["label"].tolist() == [0, 1, 1, 1]
 
 
+def test_a_field_that_cannot_be_joined_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(Named, "read_batch", lambda self, indices, out, random: out.update(name="c"))
+    with refused(r"data.parts.c: read_batch adds 'name', a str, and a mixture needs a list"):
+        read_batch(mixed(True, {"c": named}), [0])
+
+
 def test_a_mixture_prepares_new_images_as_the_part_does_whose_test_set_is_used():
     parts = {"a": arrays, "b": partial(arrays, test_transform=lambda image: 255 - image)}
     image = np.full((8, 8, 3), 10, np.uint8)
@@ -121,6 +128,7 @@ def test_a_mixture_prepares_new_images_as_the_part_does_whose_test_set_is_used()
         (PARTS, {"weights": {"a": 1}}, "data.weights={'a': 1}: give a number for each of the parts a, b"),
         (PARTS, {"weights": {"a": 1, "b": 1, "c": 1}}, "for each of the parts a, b"),
         (PARTS, {"test": "c"}, "data.test=c: use one of a, b"),
+        (PARTS | {"c": lambda train: ChainDataset([])}, {}, "data.parts.c is a stream"),
         (PARTS | {"c": partial(arrays, classes="ac")}, {}, "data.parts.c has another classes than a: ['a', 'c'], not"),
         (
             PARTS | {"c": partial(arrays, classes="ac")},

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from data.array_dataset import ArrayDataset
 from data.fashion import EMBEDDED, FashionMini
 from data.image_folder import ImageFolder
 from data.synthetic import Synthetic
+from data.transform import Normalize
 from tests.data.fakes import flip_a_byte, write_images
 from tests.data.reading import refused
 
@@ -21,6 +23,14 @@ def arrays(images=np.zeros((2, 5, 4, 3), np.uint8), labels=np.array([1, 0]), **a
     return ArrayDataset(images, labels, classes="ab", mean=THIRD, std=THIRD, train=True, **augmentation)
 
 
+def normalize(**batch):
+    return Normalize(THIRD, THIRD)(batch, None)
+
+
+def resident(**settings):
+    return arrays(**settings).augment_batch({}, None)
+
+
 @pytest.mark.parametrize(
     ("make", "arguments", "sentence"),
     [
@@ -28,6 +38,11 @@ def arrays(images=np.zeros((2, 5, 4, 3), np.uint8), labels=np.array([1, 0]), **a
         (arrays, {"labels": np.array([1])}, "2 images need labels of shape (2,)"),
         (arrays, {"labels": [0.5, 1.0]}, "labels of shape (2,), integers, not float64 (2,)"),
         (arrays, {"labels": np.array([0, 2])}, "number them 0 to 1"),
+        (arrays, {"pad": 4}, "data.pad=4 must be 0 to 3"),
+        (resident, {"policy": "rand"}, "data.transform and data.policy take single images"),
+        (normalize, {"image": torch.zeros(2, 4, 4, 3)}, "needs uint8 images of shape (B, H, W, 3)"),
+        (Synthetic, {"cost_ms": -1}, "data.cost_ms=-1"),
+        (Synthetic, {"length": 1e8}, "data.length=100000000.0 must be a whole number"),
         (Synthetic, {"cost": "nativ"}, "data.cost=nativ: use one of python, native, wait"),
         (ImageFolder, {}, "data.root is not set"),
         (ImageFolder, {"image_size": "large"}, "data.image_size=large must be a whole number, at least 1"),

@@ -136,6 +136,7 @@ def test_the_scores_are_those_of_the_run_and_all_is_written(trained, tmp_path, c
     [
         "callbacks.ema.decay=0.9",  # the mean of the weights was evaluated
         f"trainer._target_={EXTENSIONS}.Beside task.metric=loss",
+        "schedule.every=epoch train.max_steps=1",  # fewer steps than epochs
     ],
 )
 def test_what_a_run_evaluated_is_evaluated(tmp_path, overrides):

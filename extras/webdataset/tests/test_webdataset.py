@@ -9,7 +9,7 @@ import torch
 
 from extras.webdataset import tar_index
 from extras.webdataset.tests.shards import write_shards, write_tar
-from extras.webdataset.webdataset import WebDataset, WebDatasetStream, find_shards
+from extras.webdataset.webdataset import WebDataset, WebDatasetStream, find_shards, read_classes
 from tests.data.contract import FileDataset, assert_goes_on, assert_reads_as_the_folder, contents
 from tests.data.fakes import write_images
 from tests.data.reading import refused
@@ -124,5 +124,8 @@ def test_a_damaged_shard_and_a_key_without_an_image_or_a_label_are_named_in_a_st
 def test_a_setting_that_names_no_file_is_refused():
     with refused(r"data.urls=none.tar: there is no file none.tar; set it to tar files such as"):
         WebDataset(True, "none.tar")
+    for classes in ([], ["cat", "dog", "cat"]):
+        with refused(rf"data.classes=.*{len(classes)} names"):
+            read_classes(classes)
     with refused(r"data.test_urls is not set"):
         WebDataset(False, "a.tar")
