@@ -20,6 +20,8 @@ from data.own_transform import as_array
 
 log = logging.getLogger(__name__)
 
+VERSION = 2  # of the pixels that data.cache stores: another one makes new caches
+
 LAYOUT = "root/train/CLASS/*.jpg and root/val/CLASS/*.jpg, or other images, also in subfolders of CLASS"
 COMMON = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".avif", ".bmp", ".tif", ".tiff")
 SUFFIXES = (*COMMON, ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm")  # those of torchvision, webdataset, Pillow
@@ -57,7 +59,7 @@ class ImageFiles(CroppedDataset):
         kind, folder, gigabytes = self._cache_options
         if kind is None or not len(self):
             return
-        key = blake2b(f"2 {self.cache_side} {self.interpolation}".encode(), digest_size=12)
+        key = blake2b(f"{VERSION} {self.cache_side} {self.interpolation}".encode(), digest_size=12)
         key.update(os.fsencode(os.path.abspath(self.path(0))))  # because paths may be relative
         for index in range(len(self)):
             key.update(os.fsencode(self.path(index)) + b"\n")

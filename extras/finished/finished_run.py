@@ -51,7 +51,8 @@ class FinishedRun:
         loaded = {"pretrained": False} if "pretrained" in self.config.model else {}  # nothing is downloaded
         config = replace(self.config, model=self.config.model | loaded)
         processes = Processes(config.device, config.train)
-        self.trainer: Trainer = build("trainer", config.trainer, config, self.data, processes, max(1, self.step))
+        steps = max(config.train.epochs, self.step)  # a schedule by epoch needs a step in each
+        self.trainer: Trainer = build("trainer", config.trainer, config, self.data, processes, steps)
         self.trainer.set_up()
         self.task = self.trainer.task
         self.device = self.trainer.device

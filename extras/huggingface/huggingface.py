@@ -19,6 +19,7 @@ from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
 
 SHARDS = 64  # parts of a dataset that the package has saved: it can be cut anywhere
+LABELS = {"bool", "string", "large_string", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 
 
 class HuggingFace(CroppedDataset):
@@ -186,9 +187,12 @@ def choose_column(features: dict[str, Any], key: str, column: str | None, kind: 
 
 def read_labels(rows: Any, label: str, where: str) -> np.ndarray:
     """The labels (N,), integers or strings, without reading images."""
-    values = np.array(rows.select_columns([label])[:][label])
-    if values.ndim != 1 or values.dtype.kind not in "biuU":
-        other = next(value for value in values.tolist() if not isinstance(value, int | str))
-        reason = f"{where} has {other} in this column, not only integers or strings"
+    kind = getattr(rows.features[label], "dtype", rows.features[label])
+    if kind not in LABELS:
+        reason = f"{where} has {kind} in this column, not integers or strings"
         raise DataError(f"data.label={label}: {reason}; set it to another column")
-    return values
+    values = rows.select_columns([label])[:][label]
+    if None in values:
+        row = values.index(None)
+        raise DataError(f"data.label={label}: {where}, row {row} has no label; remove the row or choose another split")
+    return np.array(values)

@@ -140,7 +140,10 @@ class Packing:
                 shard += 1
 
     def finish(self) -> None:
-        """Writes pack.json."""
+        """Writes pack.json. Raises DataError for a split without images."""
+        for split in SPLITS:
+            if not sum(map(len, self.indices(split))):
+                raise DataError(f"none of the {len(self.splits[split]):,} {split} images can be read")
         paths = sorted(path for split in SPLITS for path in self.folder.glob(f"{split}-*"))
         sizes = {path.name: path.stat().st_size for path in paths}
         checksums = {path.name: zlib.crc32(path.read_bytes()) for path in paths if path.suffix == ".npy"}

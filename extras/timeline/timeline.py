@@ -129,14 +129,16 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
     for span in shown:
         if span.activity in ("read", "collate"):
             reading_ends[span.batch] = (span.end, rows[span.lane] + 0.31)
+    caption = "milliseconds; numbers count batches"
     for span in shown:
         if span.lane == consumer and span.activity == "compute" and span.batch in reading_ends:
             x, y = reading_ends[span.batch]
             axes.plot([x, span.start], [y, rows[consumer] - 0.31], color=PALE, linewidth=0.7, zorder=0)
+            caption = "milliseconds; numbers count batches, and a line follows a batch to its step"
     axes.set_yticks(range(len(rows)), list(rows))
     axes.set_ylim(height - 0.5, -0.5)
     axes.set_xlim(0, width)
-    axes.set_xlabel("milliseconds; numbers count batches, and a line follows a batch to its step")
+    axes.set_xlabel(caption)
     axes.tick_params(length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.legend(loc="outside lower left", ncols=len(ACTIVITIES), frameon=False, fontsize=9)

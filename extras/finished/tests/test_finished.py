@@ -202,7 +202,7 @@ def test_samples_of_one_file_have_a_row_each_and_a_split_of_a_training_set_is_no
         assert scores["accuracy"] == pytest.approx(right.float().mean().item()), "of images that are not augmented"
         assert [row["class"] for row in evaluation.by_class()] == ["a", "b", "c", "d"]
     names = predict.Names()
-    assert [names.unused("x/a.png") for _ in "123"] == ["x/a.png", "x/a_2.png", "x/a_3.png"]
+    assert [names.unused("x/a.png") for _ in range(3)] == ["x/a.png", "x/a_2.png", "x/a_3.png"]
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,10 @@ def test_what_cannot_work_is_refused(save_rows):
     path = save_rows(cat_or_dog() | values, train=train, unlabelled={"label": [-1], "note": [0.5], "gaps": [0]})
     for arguments, words in (
         ({"image": "picture"}, "data.image=picture: set it to one of the columns label (ClassLabel), "),
-        ({"label": "note"}, f"data.label=note: {path}, train split has 0.5 in this column, not only integers"),
+        ({"label": "note"}, f"data.label=note: {path}, train split has float64 in this column, not integers"),
         ({"train_split": "trian"}, "data.train_split=trian has no rows; set it to one of the splits train, un"),
         ({"train": False, "test_split": "unlabelled"}, f"{path}, test split, row 0 has the label -1, which is"),
-        ({"label": "gaps"}, f"data.label=gaps: {path}, train split has None in this column, not only integers"),
+        ({"label": "gaps"}, f"data.label=gaps: {path}, train split, row 1 has no label"),
         ({"path": "some/dataset"}, "data.path=some/dataset cannot be loaded ("),
     ):
         with refused(re.escape(words)):

@@ -189,6 +189,10 @@ def test_an_unreadable_image_ends_the_run_or_is_skipped(images, tmp_path, capsys
     dataset = Packed(True, pack(images, tmp_path / "pack", "--skip"))
     assert [dataset[number]["image"][0, 0, 0].item() for number in range(3)] == [0, 2, 6] and len(dataset) == 19
     assert "left out" in "".join(capsys.readouterr())
+    for path in images.glob("val/*/*.png"):
+        path.write_bytes(b"")
+    with refused("none of the 4 val images can be read"):
+        pack(images, tmp_path / "no val", "--skip")
 
 
 def test_a_folder_without_val_is_refused_with_what_to_move(images, tmp_path):
