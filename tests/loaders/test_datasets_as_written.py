@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from example_datasets import Noisy, Numbers, Written, contents, failing, outcomes
+from torch.utils.data import default_collate
 
 from loaders import ResidentLoader, UnequalSamples, WorkerLoader
 
@@ -175,3 +176,12 @@ def test_of_samples_that_make_no_batch_the_one_that_differs_is_named(options):
     mine = {**options, "collate_fn": lambda samples: torch.stack([sample["number"] for sample in samples])}
     with WorkerLoader(Uneven(LENGTH), BATCH_SIZE, **mine) as loader, pytest.raises(RuntimeError, match="equal size"):
         list(loader)
+
+
+@pytest.mark.parametrize("samples", [[torch.zeros(3), torch.zeros(4)], [torch.zeros(3), None]])
+def test_without_a_seed_samples_that_make_no_batch_raise_torchs_own_error(samples):
+    with pytest.raises((RuntimeError, TypeError)) as expected:
+        default_collate(samples)
+    with WorkerLoader(samples, 2, num_workers=1) as loader, pytest.raises(expected.type) as raised:
+        list(loader)
+    assert raised.type is expected.type and str(expected.value) in str(raised.value)
