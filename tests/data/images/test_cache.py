@@ -112,6 +112,21 @@ def test_a_file_is_decoded_once_for_all_workers_and_epochs(make, monkeypatch, tm
     assert log.read_text() == "x" * COUNT
 
 
+def test_an_image_that_two_processes_decode_at_once_is_stored_by_the_first(make):
+    dataset = make(True)
+    other = pickle.loads(pickle.dumps(dataset))
+    path = dataset.path(0)
+
+    def slow_pixels(data, path):
+        everything(other)
+        return dataset._pixels(data, path)
+
+    dataset._cache.image(0, path, slow_pixels)
+    assert stored(dataset) == [*range(COUNT)]
+    (end,) = END.unpack(os.pread(dataset._cache._fd, END.size, 0))
+    assert end == END.size + COUNT * (RECORD.size + 30 * 40 * 3)
+
+
 def test_an_image_is_verified_once_for_all_workers_and_epochs(make, monkeypatch, tmp_path):
     dataset = make(True)
     everything(dataset)
