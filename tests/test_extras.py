@@ -79,7 +79,7 @@ def test_an_extra_imports_no_other_but_the_benchmarks_lazily():
 def test_every_config_file_has_a_name_of_its_own_and_each_extra_says_what_it_is():
     conf = {path.relative_to(ROOT / "conf"): path for path in (ROOT / "conf").rglob("*.yaml")}
     assert not [path for path in conf.values() if "_target_: extras." in path.read_text()]
-    for path in ROOT.glob("extras/*/conf/**/*.yaml"):
+    for path in (*ROOT.glob("extras/*/conf/**/*.yaml"), *ROOT.glob("examples/*/conf/**/*.yaml")):
         other = conf.setdefault(Path(*path.relative_to(ROOT).parts[3:]), path)
         assert other == path, f"Hydra would read {other} instead of {path}"
         assert isinstance(yaml.safe_load(path.read_text()), dict), path
