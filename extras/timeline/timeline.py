@@ -141,7 +141,8 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
     axes.set_xlabel(caption)
     axes.tick_params(length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.legend(loc="outside lower left", ncols=len(ACTIVITIES), frameon=False, fontsize=9)
+    if axes.containers:  # matplotlib warns of a legend without bars
+        figure.legend(loc="outside lower left", ncols=len(ACTIVITIES), frameon=False, fontsize=9)
     return png(figure)
 
 
