@@ -51,7 +51,8 @@ class BatchTransform:
                 images = step(images)
             self._check(step, images, count)
         self._has_run = True
-        shift, scale = self.normalize.constants(images.device, width=1)[:, :, None, None]
+        constants = self.normalize.constants(images.device, width=1)
+        shift, scale = (values[:, None, None] for values in constants)
         batch[self.image] = torch.addcmul(shift, images, 255 * scale).to(self.normalize.dtype)
         if self.label is not None:
             batch[self.label] = labels

@@ -30,7 +30,7 @@ class Normalize:
         self.std = as_floats(std)
         self.dtype = dtype
         self.fields = tuple(fields)
-        self._constants: dict[tuple[torch.device, int], torch.Tensor] = {}
+        self._constants: dict[tuple[torch.device, int], tuple[torch.Tensor, ...]] = {}
 
     def __call__(self, batch: dict[str, Any], random: Any = None) -> dict[str, Any]:
         normalized = {name: self._normalized(batch[name]) for name in self.fields}
@@ -50,12 +50,12 @@ class Normalize:
         torch.addcmul(shift, rows, scale, out=result)
         return result.view(image.shape).permute(0, 3, 1, 2)
 
-    def constants(self, device: torch.device, width: int) -> torch.Tensor:
-        """(shift, scale), float32 (2, W * C), for shift + pixel * scale; made once per device and width."""
+    def constants(self, device: torch.device, width: int) -> tuple[torch.Tensor, ...]:
+        """(shift, scale), float32 (W * C,) each, for shift + pixel * scale; made once per device and width."""
         key = (device, width)
         if key not in self._constants:
             mean, std = torch.tensor([self.mean, self.std])
-            self._constants[key] = torch.stack([-mean / std, 1 / (255 * std)]).repeat(1, width).to(device)
+            self._constants[key] = torch.stack([-mean / std, 1 / (255 * std)]).repeat(1, width).to(device).unbind()
         return self._constants[key]
 
 

@@ -50,19 +50,19 @@ def has_room(size: int) -> bool:
     return not _has_failed and locked + size <= limit()
 
 
-def lend(address: int, size: int, borrower: Accelerator | None) -> None:
+def lend(address: int, size: int, borrower: Accelerator | None) -> bool:
     """Page-locks memory for the device of a Preloader, if there is room; unlocks it for any other consumer (None).
 
-    Nothing may be copying from the memory.
+    Returns whether it is locked. Nothing may be copying from the memory.
     """
     global _has_failed
     lock = _locks.get(address)
     if lock is not None:
         if borrower is not None and lock.accelerator.device == borrower.device and lock.size >= size:
-            return
+            return True
         unlock(address)
     if borrower is None or not has_room(size):
-        return
+        return False
     _locks[address] = _Lock(size, borrower, os.getpid())
     try:
         borrower.page_lock(address, size)
@@ -71,6 +71,8 @@ def lend(address: int, size: int, borrower: Accelerator | None) -> None:
         _has_failed = True
         log.warning("page-locking a batch failed, so each is copied once more on its way to the device: %s", error)
         unlock(address)  # the driver may report an error of an earlier call, and have locked the memory
+        return False
+    return True
 
 
 def unlock(start: int, size: int = 1) -> None:
