@@ -47,7 +47,7 @@ def workers(active, busy, queued=0.0, transform=0.0):
         (
             0.05,
             Measured([0.090, 0.092], queueing=0.09),
-            r"host-bound: .*90\.0 ms of its 91\.0 ms.*reduce-overhead or a larger",
+            r"host-bound: .*90\.0 ms, and it runs in 91\.0 ms.*reduce-overhead or a larger",
         ),
         (0.05, Measured([0.090, 0.092], 0.09, synchronizes=True), r"host-bound: .*waits for the device, as \.item"),
         (0.05, Measured([0.090, 0.092], 0.02, synchronizes=True), "compute-bound: "),
