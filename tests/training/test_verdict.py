@@ -68,6 +68,7 @@ def test_the_word_is_that_of_the_measured_figures_and_nothing_more_is_claimed(wa
     ("loader", "stats", "remedy"),
     [
         ("prefetch", workers(available_cores() + 1, 1.0), rf"num_workers={available_cores()},.*loader=resident"),
+        ("prefetch", workers(16, 0.01), r"num_workers=1,"),  # one reads what the sixteen read
         ("prefetch", workers(1, 1.0), r"Try train\.num_threads=1, loader=resident, or a pack"),
         ("resident", LoaderStats(), r"loader\.preload_depth=0$"),
     ],
