@@ -103,6 +103,46 @@ def test_a_worker_imports_nothing_as_another_thread_may_have_held_the_lock_of_a_
     assert subprocess.run(fresh, capture_output=True, timeout=bound, check=True).stdout == b"[[[]], [[]]]\n"
 
 
+STARTING_AT_ONCE = """
+import os, signal, threading
+from loaders import WorkerLoader
+
+forking = []
+has_begun = threading.Event()
+may_go_on = threading.Event()
+
+def stay_in_fork():
+    if threading.current_thread() is not threading.main_thread():
+        forking.append(threading.current_thread())
+        has_begun.set()
+        may_go_on.wait(60)
+
+def read():
+    with WorkerLoader(range(8), 4, num_workers=1, seed=0) as loader:
+        return list(loader)
+
+os.register_at_fork(before=stay_in_fork)
+threads = [threading.Thread(target=read) for _ in range(2)]
+for thread in threads:
+    thread.start()
+has_begun.wait(60)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # it ends the child if it hangs
+    os._exit(len(read()))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(forking))
+may_go_on.set()
+for thread in threads:
+    thread.join()
+print(len(forking))
+"""
+
+
+def test_one_thread_at_a_time_starts_workers_and_a_child_does_not_wait_for_it(python, bound):
+    """Filelock refuses two forks at once."""
+    assert python.run("-c", STARTING_AT_ONCE, timeout=bound, check=True).stdout == "2 1\n2\n"
+
+
 EXITING_CHILD = """
 import gc, os, sys
 from loaders import Preloader, WorkerLoader
