@@ -89,13 +89,15 @@ def trace(spans: Sequence[Any]) -> str:
 def draw_timeline(spans: Sequence[Any]) -> bytes:
     """A PNG with a lane for each worker, the preloader, the device and the training loop, in milliseconds.
 
-    The numbers count the batches of an epoch. A line leads from the end of reading a batch to its step, if both are in
-    the picture: with many workers batches are read long before.
+    The numbers count the batches of an epoch; those of the next epoch, which workers read early, have a plus sign. A
+    line leads from the end of reading a batch to its step, if both are in the picture: with many workers batches are
+    read long before.
     """
     has_gpu = any(span.lane == Timeline.GPU for span in spans)
     consumer = Timeline.GPU if has_gpu else Timeline.TRAINING
     consumed = [span for span in spans if span.lane == consumer and span.activity in ("wait", "compute")]
     start = consumed[0].start if consumed else 0.0
+    epoch = consumed[0].batch[0] if consumed and consumed[0].batch else 0
     ends = [span.end for span in consumed if span.activity == "compute"][:MOST_STEPS]
     end = ends[-1] if ends else start + 1e-3
     width = 1000 * (end - start)
@@ -121,7 +123,7 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
         bars = axes.barh([rows[span.lane] for span in visible], lengths, 0.62, starts, **style)
         if activity in NUMBERED:
             numbers = [
-                str(span.batch[1]) if span.batch and length > least else ""
+                number_of(span.batch, epoch) if span.batch and length > least else ""
                 for span, length in zip(visible, lengths, strict=True)
             ]
             axes.bar_label(bars, numbers, label_type="center", fontsize=8, color=NUMBERED[activity])
@@ -130,11 +132,16 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
         if span.activity in ("read", "collate"):
             reading_ends[span.batch] = (span.end, rows[span.lane] + 0.31)
     caption = "milliseconds; numbers count batches"
+    if any(span.batch and span.batch[0] > epoch for span in shown):
+        caption += ", +0 is the next epoch's first"
+    has_lines = False
     for span in shown:
         if span.lane == consumer and span.activity == "compute" and span.batch in reading_ends:
             x, y = reading_ends[span.batch]
             axes.plot([x, span.start], [y, rows[consumer] - 0.31], color=PALE, linewidth=0.7, zorder=0)
-            caption = "milliseconds; numbers count batches, and a line follows a batch to its step"
+            has_lines = True
+    if has_lines:
+        caption += ", and a line follows a batch to its step"
     axes.set_yticks(range(len(rows)), list(rows))
     axes.set_ylim(height - 0.5, -0.5)
     axes.set_xlim(0, width)
@@ -144,6 +151,11 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
     if axes.containers:  # matplotlib warns of a legend without bars
         figure.legend(loc="outside lower left", ncols=len(ACTIVITIES), frameon=False, fontsize=9)
     return png(figure)
+
+
+def number_of(batch: tuple[int, int], epoch: int) -> str:
+    """A batch's number in its epoch, with a plus sign if that is later than `epoch`."""
+    return f"+{batch[1]}" if batch[0] > epoch else str(batch[1])
 
 
 def title_of(spans: Sequence[Any]) -> str:

@@ -6,6 +6,7 @@ from collections import namedtuple
 
 import pytest
 
+from extras.timeline import timeline
 from extras.timeline.timeline import draw_timeline, lanes_of, trace
 from loaders import Timeline
 from tests.configs import train
@@ -31,6 +32,16 @@ def test_the_picture_of_many_workers_is_wider_than_tall():
     picture = draw_timeline([*many, *SPANS])
     width, height = struct.unpack(">II", picture[16:24])
     assert width > 1.5 * height
+
+
+def test_batches_of_the_next_epoch_have_a_plus_sign_in_the_picture(monkeypatch):
+    monkeypatch.setattr(timeline, "png", lambda figure: figure)
+    read_early = Span("worker 0", "read", 10.04, 10.07, (1, 7))
+    (axes,) = draw_timeline([*SPANS, read_early]).axes
+    assert {text.get_text() for text in axes.texts} - {""} == {"0", "1", "+7"}
+    assert "+0 is the next epoch's first" in axes.get_xlabel()
+    (axes,) = draw_timeline(SPANS).axes
+    assert "epoch" not in axes.get_xlabel()
 
 
 def test_a_run_writes_a_picture_and_a_trace_of_its_workers_steps_and_evaluation(tmp_path):
