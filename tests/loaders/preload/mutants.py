@@ -28,6 +28,7 @@ BEFORE = "        key = self._begin()\n"
 
 SLOTS = "loaders/workers/slots.py"
 LOCKS = "loaders/page_locks.py"
+PROCESSES = "loaders/workers/process_pool.py"
 THREADS = "loaders/workers/thread_pool.py"
 UNLOCK = "        for slot in self._slots:\n            page_locks.unlock(slot._address)\n"
 SCENARIOS = ("tests/loaders/preload/locks_on_simulated_gpu.py", "tests/loaders/preload/on_simulated_gpu.py")
@@ -72,7 +73,8 @@ MUTANTS = {
     "recycled before the copy is done": [("loaders/workers/batch_buffer.py", " if tensors_on() is None", "")],
     "what is passed on stays locked": [(COPY, "copy_out(prepared)", "pass")],
     "locked for another device": [(LOCKS, "lock.accelerator.device == borrower.device and ", "")],
-    "slots are not locked": [("loaders/workers/process_pool.py", "if not copies:", "if copies:")],
+    "slots are not locked": [(PROCESSES, "lease.slot.lend(self.borrower)", "lease.slot.lend(None)")],
+    "small tensors are not copied from their slot": [(PROCESSES, "copied_below = 0.0", "pass")],
     "more is locked than a share": [(LOCKS, " <= limit()", " >= 0")],
     "a failure is repeated": [(LOCKS, "        _has_failed = True\n", "")],
 }
