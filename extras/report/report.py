@@ -34,8 +34,8 @@ PAGES = 0.02  # share of the time of a run that may go into writing report.html
 
 
 class Report:
-    """Adds to the summary: phase_seconds, memory, others_cpu_fraction, free_step_ms and free_data_gain (ranges),
-    queueing_ms, callbacks_ms. Replaces its verdict by one that takes these into account.
+    """Adds to the summary: phase_seconds, host, device_name, memory, others_cpu_fraction, free_step_ms and
+    free_data_gain (ranges), queueing_ms, callbacks_ms. Replaces its verdict by one that takes these into account.
 
     seconds: how long steps with free data are measured after the run, at most a fifth of its training; 0: not at all.
     """
@@ -89,7 +89,7 @@ class Report:
         facts.setdefault("verdict", verdict(total, run.config.loader.name, stats))
         facts |= {
             "phase_seconds": {name: round(seconds, 3) for name, seconds in phases_of(run).items()},
-            "host": platform.node(),
+            **machine(run),
             "memory_bytes": peak_memory(),
             "device_memory_bytes": Accelerator(run.trainer.device).peak_bytes(),
             "others_cpu_fraction": self._load.of_others(),
@@ -132,15 +132,17 @@ class Report:
 
 def where(run: Run) -> dict[str, Any]:
     """What runs where, for the page."""
-    device = run.trainer.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {
-        **run.facts(),
-        "host": platform.node(),
-        "device": name,
-        "git_commit": git_commit(),
-        "versions": versions(),
-    }
+    return {**run.facts(), **machine(run), "git_commit": git_commit(), "versions": versions()}
+
+
+def machine(run: Run) -> dict[str, Any]:
+    """The names of the host and of the device; None for a CPU."""
+    return {"host": platform.node(), "device_name": device_name(run.trainer.device)}
+
+
+def device_name(device: torch.device) -> str | None:
+    name_of = getattr(torch.get_device_module(device), "get_device_name", None)
+    return None if name_of is None else str(name_of(device))
 
 
 def facts_until_now(run: Run) -> dict[str, Any]:

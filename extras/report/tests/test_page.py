@@ -65,6 +65,7 @@ class Witness:
 def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path, monkeypatch):
     for module in ("training.results", "extras.report.report"):
         monkeypatch.setattr(f"{module}.git_commit", lambda: "0a1b2c3d")
+    monkeypatch.setattr("extras.report.report.device_name", lambda device: "Card 9000")
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps([f"data.note={EVIL}"]))
     (tmp_path / "train.log").write_text(f"[now][data][WARNING] - {EVIL}\n[now][data][INFO] - not this\n")
@@ -82,7 +83,7 @@ def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path, monke
     assert all(address.startswith("data:") for address in found.addresses)
     assert found.tags.count("polyline") == 7 and found.tags.count("svg") == 5
     assert "evaluation/test/confusion.png" in found.text and "python train.py data.note=" in found.text
-    assert "computing" in found.text and "0a1b2c3d" in found.text
+    assert all(text in found.text for text in ("computing", "0a1b2c3d", "Card 9000"))
     page.main([str(tmp_path)])
     assert parts(tmp_path).text == found.text, "it is made again of what is in the folder"
     with refused("has trained"):
