@@ -136,7 +136,7 @@ def where(run: Run) -> dict[str, Any]:
 
 
 def machine(run: Run) -> dict[str, Any]:
-    """The names of the host and of the device; None for a CPU."""
+    """The names of the host and of the device; None if torch knows no name for the device."""
     return {"host": platform.node(), "device_name": device_name(run.trainer.device)}
 
 

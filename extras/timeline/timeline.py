@@ -89,9 +89,8 @@ def trace(spans: Sequence[Any]) -> str:
 def draw_timeline(spans: Sequence[Any]) -> bytes:
     """A PNG with a lane for each worker, the preloader, the device and the training loop, in milliseconds.
 
-    The numbers count the batches of an epoch; those of the next epoch, which workers read early, have a plus sign. A
-    line leads from the end of reading a batch to its step, if both are in the picture: with many workers batches are
-    read long before.
+    The numbers count the batches of an epoch; those of the next epoch have a plus sign. A line leads from the end of
+    reading a batch to its step, if both are in the picture: with many workers batches are read long before.
     """
     has_gpu = any(span.lane == Timeline.GPU for span in spans)
     consumer = Timeline.GPU if has_gpu else Timeline.TRAINING
@@ -132,8 +131,8 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
         if span.activity in ("read", "collate"):
             reading_ends[span.batch] = (span.end, rows[span.lane] + 0.31)
     caption = "milliseconds; numbers count batches"
-    if any(span.batch and span.batch[0] > epoch for span in shown):
-        caption += ", +0 is the next epoch's first"
+    if any(text.get_text().startswith("+") for text in axes.texts):
+        caption += ", + is the next epoch"
     has_lines = False
     for span in shown:
         if span.lane == consumer and span.activity == "compute" and span.batch in reading_ends:
@@ -154,8 +153,8 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
 
 
 def number_of(batch: tuple[int, int], epoch: int) -> str:
-    """A batch's number in its epoch, with a plus sign if that is later than `epoch`."""
-    return f"+{batch[1]}" if batch[0] > epoch else str(batch[1])
+    """A batch's number in its epoch, with a plus sign for each epoch after `epoch`."""
+    return "+" * (batch[0] - epoch) + str(batch[1])
 
 
 def title_of(spans: Sequence[Any]) -> str:

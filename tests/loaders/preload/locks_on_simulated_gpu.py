@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,6 +103,29 @@ def test_host_tensors_that_are_passed_on_are_copied_out(method):
         kept = [batch for _ in range(2) for batch in loader]
         assert not any(batch.x.is_pinned() for batch in kept)
         assert all((batch.x == batch.label[:, None]).all() for batch in kept)
+
+
+class Marked(torch.Tensor):
+    """A tensor with another one in an attribute, as MONAI's MetaTensor; the simulated device has no subclasses."""
+
+    def to(self, *args, **settings):
+        return self
+
+
+@pytest.mark.parametrize("width", [5, 20000])
+def test_tensors_that_nothing_moves_lie_in_no_locked_memory(width):
+    def collate(samples):
+        batch = torch.utils.data.default_collate(samples)
+        hidden = np.empty(1, object)
+        hidden[0] = torch.full((width,), int(batch["label"][0]))
+        marked = torch.zeros(8).as_subclass(Marked)
+        marked.mark = {"number": torch.full((5,), int(batch["label"][0]))}
+        return {**batch, "hidden": hidden, "marked": marked}
+
+    with preloader(transform=None, collate_fn=collate, shuffle=False) as loader:
+        for number, batch in enumerate(loader):
+            for tensor in (batch["hidden"][0], batch["marked"].mark["number"]):
+                assert not tensor.is_pinned() and (tensor == number * BATCH).all()
 
 
 def test_a_loader_may_serve_another_device():

@@ -28,6 +28,7 @@ BEFORE = "        key = self._begin()\n"
 
 SLOTS = "loaders/workers/slots.py"
 LOCKS = "loaders/page_locks.py"
+SERIALIZE = "loaders/workers/serialize.py"
 PROCESSES = "loaders/workers/process_pool.py"
 THREADS = "loaders/workers/thread_pool.py"
 UNLOCK = "        for slot in self._slots:\n            page_locks.unlock(slot._address)\n"
@@ -74,7 +75,7 @@ MUTANTS = {
     "what is passed on stays locked": [(COPY, "copy_out(prepared)", "pass")],
     "locked for another device": [(LOCKS, "lock.accelerator.device == borrower.device and ", "")],
     "slots are not locked": [(PROCESSES, "lease.slot.lend(self.borrower)", "lease.slot.lend(None)")],
-    "small tensors are not copied from their slot": [(PROCESSES, "copied_below = 0.0", "pass")],
+    "small tensors are not copied from their slot": [(SERIALIZE, "0.0 if is_leaf and self._is_lent else ", "")],
     "more is locked than a share": [(LOCKS, " <= limit()", " >= 0")],
     "a failure is repeated": [(LOCKS, "        _has_failed = True\n", "")],
 }
