@@ -3,8 +3,11 @@
 from hydra.core.plugins import Plugins
 
 from tests.conftest import bound, nothing_left_behind, pytest_collection_modifyitems, pytest_configure, python
-from training.launch import Extras
 
 __all__ = ["bound", "nothing_left_behind", "pytest_collection_modifyitems", "pytest_configure", "python"]
 
-Plugins.instance().register(Extras)
+
+def pytest_collection_finish() -> None:
+    from training.launch import Extras  # not before: it imports torch, see tests/conftest.py
+
+    Plugins.instance().register(Extras)

@@ -9,14 +9,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import torch
 import yaml
 
 from tests.python_server import PythonServer, use_huge_pages
 
-# The tests' tensors are so small that a second thread would only slow them down.
-torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that the tests start
+# The tests' tensors are so small that a second thread would only slow them down. Torch reads it when it is imported:
+# not here, as the process that only hands out tests would wait seconds for it.
+os.environ["OMP_NUM_THREADS"] = "1"
 # What the user has set for jobs, accounts and proxies is not for the runs and servers of the tests.
 for variable in list(os.environ):
     if variable.startswith(("AWS_", "MLFLOW_", "SLURM_", "TORCHELASTIC_", "WANDB_")):
@@ -31,6 +30,8 @@ BOUND = 60.0  # seconds; only a test that is about to fail waits so long
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
     items.sort(key=lambda item: "tests/loaders/" not in item.nodeid)  # these first: see later.py
     if torch.cuda.is_available():
         return
