@@ -121,6 +121,7 @@ def test_a_training_step_of_a_fork_trains_and_what_it_logs_is_in_the_line(tmp_pa
     assert logged(tmp_path / "own", "evaluated") == [32.0]
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_a_train_step_of_a_fork_need_not_step_each_time_though_fp16_scales_the_loss(tmp_path):
     train(tmp_path, f"trainer._target_={EXTENSIONS}.EveryOther train.precision=fp16")
     assert steps(tmp_path)[-1]["step"] == 16
