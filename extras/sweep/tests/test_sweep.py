@@ -106,6 +106,7 @@ def test_the_page_has_the_table_escaped_the_picture_and_links_to_the_pages_of_th
     write_report(jobs)
     text = (jobs / "sweep.html").read_text()
     assert "<td>&lt;b&gt;</td>" in text and "it broke &amp; failed" in text and "<b>" not in text
+    assert '<td class="number">1,000</td>' in text and '<th class="number">images/s</th>' in text
     assert '<tr class="fastest">' in text and text.count('src="data:image/png;base64,') == 1
     assert '<a href="job%200/report.html">job 0</a>' in text and "job%201" not in text
 
