@@ -12,6 +12,7 @@ BOTTOM = 150
 MOST_POINTS = 240  # points of a line; if there are more, the highest and the lowest of each part are drawn
 MOST_CHARTS = 24
 STEEP = 30  # a loss whose highest value is this many times its lowest one is drawn on a logarithmic scale
+DECADES = 2  # a logarithmic scale of fewer decades has ticks between the powers of ten
 SPLITS = ("train_", "val_", "test_")
 LAST = ("lr", "images_per_second", "data_wait_fraction")  # the charts that come last, and their titles
 TITLES = {
@@ -64,6 +65,8 @@ def chart(title: str, series: dict[str, list[Point]], last: float) -> Chart:
     is_log = title == "loss" and low > 0 and high > STEEP * low
     if title in (TITLES["images_per_second"], TITLES["data_wait_fraction"]):
         low = 0.0
+    if title == TITLES["data_wait_fraction"]:
+        high = 100.0
     bottom, top = (math.log10(value) if is_log else value for value in (low, high))
     if bottom == top:  # a flat line is in the middle
         half = abs(top or 1) / 2
@@ -82,7 +85,8 @@ def chart(title: str, series: dict[str, list[Point]], last: float) -> Chart:
             [step, number(value), x(step), y(math.log10(value) if is_log else value)] for step, value in thin(points)
         ]
         path = " ".join(f"{point[2]},{point[3]}" for point in placed)
-        lines.append({"name": name.replace("_", " "), "path": path, "points": placed, "last": number(points[-1][1])})
+        label = "" if name in LAST else name.replace("_", " ")  # a title says it, and its unit
+        lines.append({"name": label, "path": path, "points": placed, "last": number(points[-1][1])})
     ticks = [(number(10**tick if is_log else tick), y(tick)) for tick in ticks_between(bottom, top, is_log)]
     return Chart(f"{title}, logarithmic" if is_log else title, lines, ticks, number(last))
 
@@ -100,12 +104,16 @@ def thin(points: list[Point]) -> list[Point]:
     return kept if kept[-1] == points[-1] else [*kept, points[-1]]
 
 
-def ticks_between(low: float, high: float, whole: bool) -> list[float]:
-    """One to seven round numbers from `low` to `high`; or the whole ones."""
+def ticks_between(low: float, high: float, is_log: bool) -> list[float]:
+    """One to seven round numbers from `low` to `high`, or the logarithms of round numbers."""
+    if is_log and high - low < DECADES:
+        powers = range(math.floor(low), math.ceil(high))
+        ticks = [power + math.log10(factor) for power in powers for factor in (1, 2, 5)]
+        return [tick for tick in ticks if low <= tick <= high]
     rough = (high - low) / 3
     power = 10.0 ** math.floor(math.log10(rough))
     step = max(power * factor for factor in (1, 2, 5) if power * factor <= rough)
-    if whole:
+    if is_log:
         step = max(1.0, step)
     first = math.ceil(low / step)
     return [step * count for count in range(first, math.floor(high / step) + 1)]

@@ -9,6 +9,7 @@ from contextlib import suppress
 import psutil
 
 from loaders import available_cores
+from training.verdict import OTHERS
 
 LEAST_SECONDS = 0.2  # the system counts in hundredths of a second: less tells nothing
 
@@ -27,6 +28,13 @@ class Load:
             return 0.0
         free = free_seconds() - self._free
         return min(1.0, max(0.0, 1 - free / (available_cores() * seconds)))
+
+
+def about_others(share: float) -> str:
+    """A sentence about the share of the cores that other programs used; empty if that is little."""
+    if share <= OTHERS:
+        return ""
+    return f"Other programs used {share:.0%} of the cores: an idle machine gives other figures."
 
 
 def free_seconds() -> float:

@@ -7,17 +7,22 @@ Promise: it stays under 2 MB and takes less than half a second, however long the
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import yaml
+from PIL import Image
 
 from extras.report.curves import charts_of, number
+from extras.report.load import about_others
 from scripts.command import parser, run_script
 from training.config import ConfigError
 from training.page import embedded, write_page
@@ -26,33 +31,42 @@ TEMPLATE = Path(__file__).with_name("report.html")
 PATTERNS = ("*.png", "*/*.png", "evaluation/*/*.png")  # where pictures are in a run's folder
 MOST_PICTURES = 8
 MOST_BYTES = 1_000_000  # size of all pictures; further ones are only named
+LARGE = 200_000  # bytes of a picture from which on it is shown as a JPEG, as photographs in a PNG take megabytes
+LARGEST = 10_000_000  # bytes of a picture that is opened
 MOST_LINES = 2000  # training steps that are read from metrics.jsonl
 MOST_WARNINGS = 20
 LOG_BYTES = 2_000_000  # size of the end of train.log that is searched for warnings
-ENTRY = re.compile(r"^\[[^]]+\]\[(?P<name>[^]]+)\]\[(?P<level>\w+)\] - (?P<text>.*)")
+ENTRY = re.compile(r"^\[[^]]+\]\[[^]]+\]\[(?P<level>\w+)\] - (?P<text>.*)")
 
 
 def write(folder: Path, facts: dict[str, Any], status: str) -> None:
     """Writes report.html. facts: entries of summary.json, as far as they are known. status: such as "running"."""
-    overrides = folder / ".hydra" / "overrides.yaml"
-    first_batch = folder / "first_batch.json"
+    typed = folder / ".hydra" / "overrides.yaml"
+    overrides = yaml.safe_load(typed.read_text()) if typed.exists() else []
+    first_batch = json_of(folder / "first_batch.json")
     rows = metrics(folder / "metrics.jsonl")
     pictures, named = pictures_in(folder)
     write_page(
         folder / "report.html",
         TEMPLATE,
-        title=folder.resolve().name,
+        title="/".join(folder.resolve().parts[-2:]),
         status=status,
         facts=facts,
         last={name: value for row in rows for name, value in row.items()} | facts,
         number=number,
         charts=charts_of(rows),
-        first_batch=json.loads(first_batch.read_text()) if first_batch.exists() else None,
+        first_batch=first_batch,
         pictures=pictures,
         named=named,
-        overrides=yaml.safe_load(overrides.read_text()) if overrides.exists() else [],
-        warnings=warnings_of(folder / "train.log"),
+        command=shlex.join(["python", "train.py", *overrides]),
+        others=about_others(facts.get("others_cpu_fraction", 0.0)),
+        warnings=dict.fromkeys([*first_batch.get("warnings", []), *warnings_of(folder / "train.log")]),
     )
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    """The content of a file; empty if there is no file."""
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def metrics(path: Path) -> list[dict[str, Any]]:
@@ -67,7 +81,7 @@ def metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def pictures_in(folder: Path) -> tuple[list[dict[str, str]], list[str]]:
-    """The newest pictures in the folder, and the names of those that are too large."""
+    """The newest pictures in the folder, and the names of those that are not shown."""
     files = [path for pattern in PATTERNS for path in folder.glob(pattern)]
     newest = sorted(files, key=lambda path: path.stat().st_mtime)[-MOST_PICTURES:]
     pictures = list[dict[str, str]]()
@@ -75,13 +89,25 @@ def pictures_in(folder: Path) -> tuple[list[dict[str, str]], list[str]]:
     left = MOST_BYTES
     for path in newest:
         name = str(path.relative_to(folder))
-        size = path.stat().st_size
-        if size > left:
-            named.append(name)
+        content, kind = content_of(path)
+        if 0 < len(content) <= left:
+            left -= len(content)
+            pictures.append({"name": name, "source": embedded(content, kind)})
         else:
-            left -= size
-            pictures.append({"name": name, "source": embedded(path.read_bytes())})
+            named.append(name)
     return pictures, named
+
+
+def content_of(path: Path) -> tuple[bytes, str]:
+    """The picture as it is or, if it is large, as a JPEG; empty if it is too large or damaged."""
+    size = path.stat().st_size
+    if size < LARGE:
+        return path.read_bytes(), "png"
+    file = io.BytesIO()
+    if size <= LARGEST:
+        with suppress(OSError), Image.open(path) as picture:
+            picture.convert("RGB").save(file, "jpeg", quality=85)
+    return file.getvalue(), "jpeg"
 
 
 def warnings_of(path: Path) -> list[str]:
@@ -92,7 +118,7 @@ def warnings_of(path: Path) -> list[str]:
         file.seek(max(0, path.stat().st_size - LOG_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     entries = filter(None, map(ENTRY.match, lines))
-    texts = [f"{entry['name']}: {entry['text']}" for entry in entries if entry["level"] not in ("INFO", "DEBUG")]
+    texts = [entry["text"] for entry in entries if entry["level"] not in ("INFO", "DEBUG")]
     return [*dict.fromkeys(texts)][-MOST_WARNINGS:]
 
 
@@ -102,8 +128,7 @@ def main(arguments: list[str]) -> None:
     folder = options.parse_args(arguments).run
     if not (folder / "metrics.jsonl").exists():
         raise ConfigError(f"{folder} is not the folder of a run that has trained: it has no metrics.jsonl")
-    summary = folder / "summary.json"
-    facts = json.loads(summary.read_text()) if summary.exists() else {}
+    facts = json_of(folder / "summary.json")
     write(folder, facts, "finished" if facts else "not finished")
     print(folder / "report.html")
 

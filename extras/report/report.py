@@ -19,14 +19,14 @@ import torch
 from data.errors import Range, check_range
 from extras.report import first_batch, page
 from extras.report.free_data import measure_free_steps
-from extras.report.load import Load
+from extras.report.load import Load, about_others
 from loaders import Accelerator, LoaderStats, Window
 from training.config import ConfigError
 from training.files import write_whole
 from training.results import git_commit, only_warns, plain, versions
 from training.run import Run
 from training.table import table
-from training.verdict import OTHERS, verdict
+from training.verdict import verdict
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Report:
         """Writes the page of a run that trains. If it fails, it is not tried again before the end."""
         self._next_page = float("inf")
         with run.clock.phase("the rest"), only_warns("report.html"):
-            self._write_page(run, facts_until_now(run), "running")
+            self._write_page(run, facts_until_now(run), time.strftime("running at %Y-%m-%d %H:%M"))
 
     def _write_page(self, run: Run, facts: dict[str, Any], status: str) -> None:
         began = time.monotonic()
@@ -86,7 +86,8 @@ class Report:
         total = run.processes.total(run.timer.run())
         stats = run.train_loader.figures
         facts: dict[str, Any] = {} if summary is None else summary
-        facts.setdefault("verdict", verdict(total, run.config.loader.name, stats))
+        for name, value in limit(run, total).items():
+            facts.setdefault(name, value)
         facts |= {
             "phase_seconds": {name: round(seconds, 3) for name, seconds in phases_of(run).items()},
             **machine(run),
@@ -103,9 +104,9 @@ class Report:
         lines = [facts["verdict"], "", *phase_table(facts["phase_seconds"])]
         if total.steps:
             lines += ["", *step_table(run), "", *worker_lines(stats), free_sentence(facts)]
-        others = facts["others_cpu_fraction"]
-        if others > OTHERS:
-            lines.append(f"Other programs used {others:.0%} of the cores: an idle machine gives other figures.")
+        others = about_others(facts["others_cpu_fraction"])
+        if others:
+            lines.append(others)
         lines.append(memory_sentence(facts))
         log.info("%s", "\n".join(lines[1:]))  # the verdict comes last on the terminal
         if run.is_main:
@@ -131,8 +132,9 @@ class Report:
 
 
 def where(run: Run) -> dict[str, Any]:
-    """What runs where, for the page."""
-    return {**run.facts(), **machine(run), "git_commit": git_commit(), "versions": versions()}
+    """What runs where, and which score counts, for the page."""
+    score = f"{run.eval_split}_{run.data.task.metric}"
+    return {**run.facts(), **machine(run), "score": score, "git_commit": git_commit(), "versions": versions()}
 
 
 def machine(run: Run) -> dict[str, Any]:
@@ -149,8 +151,16 @@ def facts_until_now(run: Run) -> dict[str, Any]:
     """The figures of this process alone: it must not wait for the others."""
     facts: dict[str, Any] = {"phase_seconds": phases_of(run)}
     if run.timer.whole().steps > run.config.timing.warmup_steps:
-        facts["verdict"] = verdict(run.timer.run(), run.config.loader.name, run.train_loader.figures)
+        facts |= limit(run, run.timer.run())
     return facts
+
+
+def limit(run: Run, total: Window) -> dict[str, Any]:
+    """What limits the speed of the timed steps."""
+    return {
+        "verdict": verdict(total, run.config.loader.name, run.train_loader.figures),
+        "data_wait_fraction": total.data_wait_fraction if total.steps else None,
+    }
 
 
 def callback_seconds(run: Run) -> float:

@@ -1,15 +1,20 @@
 """report.html: what is on it, that all is escaped, that it is small, and that it fails no run."""
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from data.own_transform import OwnTransform
 from extras.report import first_batch, page
+from extras.report.curves import charts_of
 from tests.configs import logged, train
 from tests.data.reading import refused
 from tests.training.extensions import Images
@@ -54,18 +59,20 @@ def parts(folder):
 
 
 class Witness:
-    """Notes whether a page says that the run is running, before its end."""
+    """Notes whether a page says since when the run is running, and its score, before its end."""
 
     running: list
 
     def on_evaluation(self, run, scores):
-        Witness.running.append(" running " in parts(run.folder).text)
+        text = parts(run.folder).text
+        Witness.running.append(" running at 20" in text and re.search(r"\dtest accuracy", text))
 
 
 def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path, monkeypatch):
     for module in ("training.results", "extras.report.report"):
         monkeypatch.setattr(f"{module}.git_commit", lambda: "0a1b2c3d")
     monkeypatch.setattr("extras.report.report.device_name", lambda device: "Card 9000")
+    monkeypatch.setattr("extras.report.report.PAGES", float("inf"))  # after each evaluation
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps([f"data.note={EVIL}"]))
     (tmp_path / "train.log").write_text(f"[now][data][WARNING] - {EVIL}\n[now][data][INFO] - not this\n")
@@ -77,13 +84,15 @@ def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path, monke
     summary = train(tmp_path, REPORT, witness, evil, "timing.warmup_steps=0")
     found = parts(tmp_path)
     assert Witness.running[0], "it is written while the run trains"
+    assert found.text.index(EVIL) < found.text.index("Where the time went"), "warnings are on the first screen"
     assert " finished " in found.text and summary["verdict"] in found.text
     assert found.text.count(EVIL) >= 3, "in the settings, the warnings and the labels"
     assert found.tags.count("script") == 1 and "not this" not in found.text
     assert all(address.startswith("data:") for address in found.addresses)
     assert found.tags.count("polyline") == 7 and found.tags.count("svg") == 5
-    assert "evaluation/test/confusion.png" in found.text and "python train.py data.note=" in found.text
-    assert all(text in found.text for text in ("computing", "0a1b2c3d", "Card 9000"))
+    assert "evaluation/test/confusion.png" in found.text
+    assert shlex.join(["python", "train.py", f"data.note={EVIL}"]) in found.text, "the command can be copied"
+    assert all(text in found.text for text in ("Where the time went", "0a1b2c3d", "Card 9000"))
     page.main([str(tmp_path)])
     assert parts(tmp_path).text == found.text, "it is made again of what is in the folder"
     with refused("has trained"):
@@ -178,15 +187,36 @@ def long_run(folder):
                 loss = None if step == 1001 else 1 / step
                 file.write(json.dumps({"step": step, "epoch": 1, "test_loss": loss, "test_accuracy": 0.5}) + "\n")
         file.write('{"step": 100001, "cut')
-    (folder / "large.png").write_bytes(bytes(3_000_000))
-    page.write(folder, {}, "running")
+    for name, size in (("large.png", 20_000_000), ("damaged.png", 300_000)):
+        (folder / name).write_bytes(bytes(size))
+    phases = {"computing": 1.0, "checkpoint": 0.01}
+    page.write(folder, {"phase_seconds": phases, "others_cpu_fraction": 0.5}, "running")
 
 
-def test_a_thousand_evaluations_are_under_2_mb_and_a_large_picture_is_only_named(tmp_path):
+def test_a_thousand_evaluations_are_under_2_mb_and_a_too_large_picture_is_only_named(tmp_path):
     long_run(tmp_path)
     assert (tmp_path / "report.html").stat().st_size < 500_000
     found = parts(tmp_path)
-    assert "large.png is too large" in found.text and "loss, logarithmic" in found.text
+    assert "large.png is too large" in found.text and "damaged.png is too large" in found.text
+    assert "loss, logarithmic" in found.text and "Other programs used 50%" in found.text
+    assert "computing 1.0 s" in found.text and "checkpoint 0.0 s" not in found.text
+
+
+def test_a_large_picture_is_shown_as_a_jpeg(tmp_path):
+    noise = np.random.default_rng(0).integers(256, size=(600, 600, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    assert (tmp_path / "noise.png").stat().st_size > page.MOST_BYTES
+    page.write(tmp_path, {}, "running")
+    assert [address[:16] for address in parts(tmp_path).addresses[1:]] == ["data:image/jpeg;"]
+
+
+def test_a_curve_has_round_ticks_and_its_unit():
+    rows = [{"step": step, "loss": loss, "data_wait_fraction": 0.25} for step, loss in ((1, 1.0), (2, 39.0))]
+    loss, waiting = charts_of(rows)
+    assert [text for text, _ in loss.ticks] == ["1", "2", "5", "10", "20"]
+    assert waiting.title == "waiting for data, % of a step"
+    assert (waiting.lines[0]["name"], waiting.lines[0]["last"]) == ("", "25")
+    assert waiting.ticks[-1][0] == "100", "a small share looks small"
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
