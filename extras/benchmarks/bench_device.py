@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from data.synthetic import Synthetic
 from data.transform import Normalize
 from extras.benchmarks.device_peers import Pairs, PreDataLoader, timm_batches
-from extras.benchmarks.picture import OURS, draw_bars
+from extras.benchmarks.picture import OURS, THEIRS, draw_bars
 from loaders import Accelerator, LoaderConfig, Preloader, StepTimer, build_loader, chosen_device
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
@@ -206,7 +206,8 @@ def main(typed: list[str] | None = None) -> None:
     if arguments.picture:
         names = [row["loader"] for row in result["rows"]]
         speeds = [row["images_per_second"] for row in result["rows"]]
-        arguments.picture.write_bytes(draw_bars(title, names, speeds, color=OURS))
+        colors = [OURS if name in ("workers", "prefetch") else THEIRS for name in names]
+        arguments.picture.write_bytes(draw_bars(title, names, speeds, color=colors))
 
 
 if __name__ == "__main__":

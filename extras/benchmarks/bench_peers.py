@@ -32,7 +32,7 @@ from data.image_folder import ImageFolder
 from extras.benchmarks import photographs
 from extras.benchmarks.bench_images import make_pack
 from extras.benchmarks.peer_loaders import BATCH, PEERS, SIZE, batches
-from extras.benchmarks.picture import OURS, draw_bars
+from extras.benchmarks.picture import OURS, THEIRS, draw_bars
 from scripts.bench_harness import Columns, Row, in_turns, parser, report
 from scripts.bench_loaders import count
 from scripts.command import run_script
@@ -127,7 +127,7 @@ def draw(rows: list[Row], title: str) -> bytes:
     names = [f"{row['name']}: {row['reads']}" for row in rows]
     speeds = [row["images_per_second"] for row in rows]
     spreads = [row["spread"] * row["images_per_second"] for row in rows]
-    colors = [OURS if row["name"] == NAMES["workers"] else "#9ecae1" for row in rows]
+    colors = [OURS if row["name"] == NAMES["workers"] else THEIRS for row in rows]
     style = {"color": colors, "xerr": spreads, "ecolor": "#d94801"}
     return draw_bars(title, names, speeds, ", and the spread of the rounds", **style)
 

@@ -8,6 +8,7 @@ from typing import Any
 from training.figure import INK, new_figure, png
 
 OURS = "#08519c"
+THEIRS = "#9ecae1"
 
 
 def draw_bars(title: str, names: Sequence[str], speeds: Sequence[float], note: str = "", **style: Any) -> bytes:
@@ -16,6 +17,7 @@ def draw_bars(title: str, names: Sequence[str], speeds: Sequence[float], note: s
     axes = figure.subplots()
     bars = axes.barh(names, speeds, **style)
     axes.bar_label(bars, fmt="{:,.0f}", padding=3, color=INK)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.invert_yaxis()  # the first row on top
     axes.set(xlim=(0, 1.25 * max(speeds)), xlabel=f"images per second (more is better){note}")
     return png(figure)

@@ -38,6 +38,7 @@ def draw_bars(title: str, bars: list[Bar], ceiling: float | None) -> bytes:
     ranges = (values - lows, highs - values)
     drawn = axes.barh(range(len(bars)), values, 0.72, color=colors, xerr=ranges, ecolor=RANGE)
     axes.bar_label(drawn, [bar.text for bar in bars], padding=5, parse_math=False)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_title(heading, loc="left", fontsize=10.5)
     axes.set_xlim(0, 1.3 * max(ceiling or 0.0, *highs, 1.0))
     axes.set_yticks(range(len(bars)), [shorten(bar.label, 60) for bar in bars], parse_math=False)

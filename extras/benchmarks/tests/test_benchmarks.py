@@ -78,6 +78,8 @@ def test_photographs_are_as_large_as_real_ones_no_two_are_the_same_and_each_time
     content = [path.read_bytes() for path in first]
     assert content == [path.read_bytes() for path in again] and len({*content}) == 20
     assert all(50_000 < len(data) < photographs.BYTES for data in content)
-    assert {Image.open(path).size for path in first} == {(500, 375)}
+    for path in first:
+        with Image.open(path) as image:
+            assert image.size == (500, 375)
     chosen = composed_by_hydra("experiment=data_bound", "loader=torch")
     assert chosen.data["_target_"] == "extras.benchmarks.photographs.Photographs" and chosen.loader.name == "torch"
