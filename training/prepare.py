@@ -62,7 +62,8 @@ def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         steps = config.train.epochs * len(train_loader)
     if not steps:
         size = f"train.batch_size={config.train.batch_size}"
-        raise ConfigError(f"{size}: the {len(data.train)} training samples, or the sampler, give no such batch")
+        remedy = "reduce it, or use train.last_batch=keep"
+        raise ConfigError(f"{size}: the {len(data.train)} training samples, or the sampler, fill no batch: {remedy}")
     trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
     trainer.set_up()
     rehearse(trainer, data, smallest_part(config, data.train, order, processes))

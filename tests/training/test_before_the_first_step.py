@@ -157,6 +157,10 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a schedule that looks at a score": (f"schedule._target_={PLATEAU}", "ReduceLROnPlateau & callback|trainer"),
     "two samplers": (f"{PAIRS} batch_{PAIRS}", "batch_sampler & (?<!batch_)sampler"),
     "a sampler without a length": (lying(0, 1, "Endless"), "__len__"),
+    "a batch that is larger than the dataset": (
+        "train.batch_size=5000",
+        r"train\.batch_size=5000 & reduce it & train\.last_batch=keep",
+    ),
     "a sampler of length 0": (lying(0, 0), r"train\.batch_size"),
     "a sampler without samples": (lying(0, 64), "no batch"),
     "half a step between checkpoints": ("train.checkpoint_every=0.5", r"train\.checkpoint_every=0\.5 & 10min"),
