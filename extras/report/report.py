@@ -108,7 +108,7 @@ class Report:
         if others:
             lines.append(others)
         lines.append(memory_sentence(facts))
-        log.info("%s", "\n".join(lines[1:]))  # the verdict comes last on the terminal
+        log.info("%s\nAs a page: %s", "\n".join(lines[1:]), run.folder / "report.html")  # the verdict comes last
         if run.is_main:
             text = "\n".join(lines)
             write_whole(run.folder / "report.md", f"# Run {run.folder.resolve().name}\n\n```\n{text}\n```\n")

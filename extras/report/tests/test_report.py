@@ -61,6 +61,7 @@ def test_the_measured_verdict_is_in_the_summary_in_the_report_and_in_the_last_li
     assert summary["verdict"].startswith("loader-bound") and summary["queueing_ms"] == pytest.approx(0.0015)
     assert (tmp_path / "report.md").read_text().splitlines()[3] == summary["verdict"]
     assert caplog.messages[-1].splitlines()[-1] == summary["verdict"]
+    assert str(tmp_path / "report.html") in caplog.messages[-2], "who reads the terminal finds the page"
 
 
 class Device:
