@@ -139,8 +139,12 @@ def test_after_an_interrupt_inside_iter_or_close_the_next_epoch_is_whole(name, c
 
 
 @pytest.mark.parametrize("moment", [20, 60])  # a worker is waited for, and later
-def test_with_in_order_false_an_interrupt_ends_the_epoch_or_changes_nothing_and_no_sample_comes_twice(moment):
-    with WorkerLoader(Numbers(60), 4, num_workers=2, seed=0, in_order=False) as loader:
+@pytest.mark.parametrize("persistent", [False, True])
+def test_with_in_order_false_an_interrupt_ends_the_epoch_or_changes_nothing_and_no_sample_comes_twice(
+    moment, persistent
+):
+    settings = {"num_workers": 2, "seed": 0, "in_order": False, "persistent_workers": persistent}
+    with WorkerLoader(Numbers(60), 4, **settings) as loader:
         iterator = iter(loader)
         seen = rows(next(iterator) for _ in range(3))
         with pytest.raises(Interrupted), struck(moment):
@@ -151,6 +155,7 @@ def test_with_in_order_false_an_interrupt_ends_the_epoch_or_changes_nothing_and_
         except RuntimeError as error:
             assert "an exception has interrupted this epoch" in str(error)
         assert len(set(seen)) == len(seen)
+        loader.set_epoch(0)
         assert sorted(rows(loader)) == list(range(60))
 
 

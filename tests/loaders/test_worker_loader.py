@@ -3,10 +3,11 @@
 import multiprocessing
 import threading
 import time
+from itertools import islice
 
 import pytest
 import torch
-from example_datasets import Noisy, Numbers, Waiting, contents, plain
+from example_datasets import Noisy, Numbers, Waiting, contents, plain, rows
 
 from loaders import WorkerLoader
 from loaders.machine import available_cores
@@ -140,6 +141,22 @@ def test_out_of_order_an_epoch_has_its_own_batches_only_in_another_order_and_no_
         if seed is not None:
             with pytest.raises(ValueError, match="in_order=False"):
                 loader.state_dict()
+
+
+def test_out_of_order_an_epoch_that_is_named_again_begins_anew():
+    settings = {"num_workers": 2, "in_order": False, "seed": 0, "persistent_workers": True}
+    with WorkerLoader(Numbers(40), 4, **settings) as loader:
+        for taken in range(3):
+            loader.set_epoch(0)
+            assert len(list(islice(loader, taken))) == taken
+            loader.set_epoch(0)
+            assert sorted(rows(loader)) == list(range(40))
+
+
+@SEEDS
+def test_any_number_of_batches_may_be_loaded_ahead(seed, in_thread, bound):
+    with WorkerLoader(Numbers(1500), 1, num_workers=1, prefetch_factor=1000, seed=seed) as loader:
+        assert in_thread(rows, loader).result(bound) == list(range(1500))
 
 
 def test_without_batching_each_sample_is_a_batch(reader):
