@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .nested import attribute
 from .randomness import GOLDEN, MASK, mix, seed_globals
 
 DEPTH = 8  # levels: a subset, its dataset, the transform, its list of parts, a part, its attribute
@@ -75,9 +76,9 @@ def parts_of(value: Any) -> Any:
         return value if len(value) <= LONGEST else ()
     if isinstance(value, partial):
         return value.func, *value.args, *value.keywords.values()
-    attributes = getattr(value, "__dict__", None)
+    attributes = attribute(value, "__dict__")
     parts = list(attributes.values()) if isinstance(attributes, dict) else []
-    owner = getattr(value, "__self__", None)  # if the value is a method
+    owner = attribute(value, "__self__")  # if the value is a method
     if owner is not None:
         parts.insert(0, owner)
     return parts

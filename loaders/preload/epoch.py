@@ -115,7 +115,7 @@ class PreloadedEpoch:
                 return self._copier.finished(batch, Random(self._seed, *self._batch_id(item), self._rank))
             except Exception as error:
                 reraise_of_signal(error)
-                item.error = error
+                self._keep(item, error, batch)
         return None
 
     @property
@@ -225,7 +225,7 @@ class PreloadedEpoch:
         except StopIteration:
             item.is_end = True
         except BaseException as error:
-            self._keep(item, error)
+            self._keep(item, error, None)
         self._note_position(item)
         batch_id = self._batch_id(item)
         copier.count_wait(began, batch_id)
@@ -234,12 +234,12 @@ class PreloadedEpoch:
                 random = Random(self._seed, *batch_id, self._rank)
                 item.batch, item.ready = copier.prepare(self._host[number], random, batch_id)
         except BaseException as error:
-            self._keep(item, error)
+            self._keep(item, error, self._host)
         self._items[number] = item
         self._host.clear()
         return item
 
-    def _keep(self, item: Item, error: BaseException) -> None:
+    def _keep(self, item: Item, error: BaseException, batch: Any) -> None:
         """Makes it the item's error. Raises an error that belongs to no item, such as a signal handler's."""
         if not self._depth and (not isinstance(error, Exception) or is_of_signal(error)):
             raise error
@@ -248,7 +248,7 @@ class PreloadedEpoch:
             item.error = RuntimeError("preparing a batch raised StopIteration, which would end the epoch")
         elif isinstance(error, torch.OutOfMemoryError):
             item.error = torch.OutOfMemoryError(
-                f"out of memory on {self._copier.device} while preparing a batch of {rows(self._host)} samples with "
+                f"out of memory on {self._copier.device} while preparing a batch of {rows(batch)} samples with "
                 f"depth={self._depth}: lower the batch size or the depth (loader.preload_depth)"
             )
         if item.error is not error:

@@ -134,3 +134,31 @@ def test_threads_do_not_seed_what_they_share():
     dataset.steps["transforms"][0].generator = np.random.default_rng(5)
     drawn = draws(dataset, 1, worker_method="thread")
     assert torch.equal(drawn[:, 0], torch.from_numpy(np.random.default_rng(5).random(COUNT)))
+
+
+class Settings:
+    """Gives its values as attributes, and KeyError for others."""
+
+    def __init__(self, **values):
+        self.values = values
+
+    def __getattr__(self, name):
+        return vars(self)["values"][name]
+
+
+class Configured:
+    def __init__(self):
+        self.settings = Settings(size=3)
+        self.generator = np.random.default_rng(0)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return self.generator.random(self.settings.size)
+
+
+def test_the_search_passes_over_attributes_that_raise_key_error():
+    expected = list(WorkerLoader(Configured(), 2, seed=0))
+    with WorkerLoader(Configured(), 2, seed=0, num_workers=2) as loader:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(loader, expected, strict=True))

@@ -59,6 +59,12 @@ class Record(UserDict):
         self.source = source
 
 
+class Attributes(dict):
+    """Its items are its attributes, too."""
+
+    __getattr__ = dict.__getitem__
+
+
 class Movable:
     """Not a nest, but with a `.to` of its own."""
 
@@ -146,7 +152,7 @@ def unset():
     [
         *("text", b"bytes", memoryview(b"ab"), None, object(), {1, 2}, range(3), np.arange(3), int, unset()),
         *(torch.float32, UserString("text"), bytearray(b"ab"), array("i", [1, 2]), torch.Size([2, 3]), Counter("cat")),
-        *(Private(secret=1), Keyed(content={"a": [1]}), Versioned(3, 1, 2)),
+        *(Private(secret=1), Keyed(content={"a": [1]}), Versioned(3, 1, 2), Attributes(a=1)),
     ],
     ids=lambda leaf: type(leaf).__name__,
 )

@@ -1,5 +1,6 @@
 """Samplers that are not as torch's are: what they give is taken as it is; they fail, never end, or are interrupted."""
 
+import gc
 import signal
 from itertools import chain, islice
 
@@ -47,6 +48,18 @@ def test_an_iterator_of_a_batch_sampler_is_not_iterated_again(seed):
     batches = Restarting(range(100), 1, False)
     with WorkerLoader(Numbers(100), batch_sampler=batches, num_workers=1, seed=seed) as loader:
         assert rows(loader) == list(range(100))
+
+
+class Batch(list):
+    """Can be counted."""
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": 1}, {"seed": 0}])
+def test_a_batch_sampler_that_never_ends_takes_no_more_and_more_memory(settings):
+    endless = Made(lambda: (Batch([0]) for _ in iter(int, 1)))
+    with WorkerLoader(Numbers(1), batch_sampler=endless, **settings) as loader:
+        assert sum(len(batch) for batch in islice(loader, 2500)) == 2500
+        assert sum(type(item) is Batch for item in gc.get_objects()) < 1500
 
 
 WAYS = {

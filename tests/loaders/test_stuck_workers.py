@@ -11,6 +11,7 @@ import pytest
 from example_datasets import Numbers, Waiting
 
 from loaders import WorkerLoader
+from loaders.workers.process_pool import ProcessPool
 
 
 def wait_until(condition, bound):
@@ -55,6 +56,29 @@ def test_a_stopped_worker_is_replaced_after_the_timeout_and_large_objects_arrive
         batches = [first, *in_thread(list, iterator).result(bound)]
     assert [int(text[:8]) for batch in batches for text in batch] == list(range(16))
     assert all(len(text) == 1 << 20 for batch in batches for text in batch)
+
+
+def test_a_worker_init_fn_may_take_longer_than_the_start_of_a_worker(in_thread, monkeypatch, bound):
+    rounds = []
+    events = ProcessPool.events
+    monkeypatch.setattr(ProcessPool, "events", lambda pool, news: [rounds.append(0), *events(pool, news)][1:])
+    monkeypatch.setattr("loaders.workers.process_pool.LOOK_SECONDS", 0.05)
+    begins = multiprocessing.Event()
+    go = multiprocessing.Event()
+
+    def set_up(worker):
+        begins.set()
+        assert go.wait(60)
+
+    with WorkerLoader(Numbers(8), 4, num_workers=1, worker_init_fn=set_up, seed=0) as loader:
+        batches = in_thread(list, loader)
+        assert begins.wait(bound)
+        monkeypatch.setattr("loaders.workers.process_pool.START_SECONDS", 0.0)
+        first = len(rounds)
+        wait_until(lambda: len(rounds) > first + 2, bound)
+        go.set()
+        assert len(batches.result(bound)) == 2
+        assert loader.stats()["workers"]["deaths"] == 0
 
 
 def test_a_first_batch_that_is_late_is_a_warning_that_names_the_start_method_and_a_later_one_is_not(

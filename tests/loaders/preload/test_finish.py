@@ -84,3 +84,17 @@ def test_its_error_comes_in_the_place_of_its_batch_and_an_interrupted_call_is_re
             next(iterator)
         got += iterator
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected[:2] + expected[3:], strict=True))
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("name", ["transform", "finish"])
+def test_stop_iteration_from_it_ends_no_epoch(depth, name):
+    def drained(batch, key):
+        return next(iter(()))
+
+    with Preloader(WorkerLoader(DATASET, 24, seed=2), "cpu", depth, **{name: drained}) as loader:
+        iterator = iter(loader)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                next(iterator)
+        assert next(iterator, None) is None

@@ -7,10 +7,11 @@ import resource
 import signal
 import subprocess
 import threading
+from itertools import islice
 
 import pytest
 import torch
-from example_datasets import Noisy, Written, contents, failing, outcomes
+from example_datasets import Noisy, Numbers, Written, contents, failing, outcomes, rows
 
 from loaders import MachineFull, WorkerFailure, WorkerLoader
 
@@ -162,7 +163,32 @@ def test_bad_samples_are_left_out_and_all_else_stays_as_it_was(kind, reader, cap
     assert dict(stats["skipped"]) == {index: f"ValueError: sample {index} is bad" for index in bad}
     assert "sample 47 could not be read and is left out: ValueError: sample 47 is bad" in caplog.text
     draws_anew = kind is not Written and reader.get("worker_method") == "thread"
-    for batch, rows in zip(seen, undisturbed(kind, shuffle=False), strict=True):
-        keep = [row for row, index in enumerate(rows["index"]) if index not in bad]
-        for name in ["index"] if draws_anew else rows:
-            assert batch[name] == [rows[name][row] for row in keep]
+    for batch, whole in zip(seen, undisturbed(kind, shuffle=False), strict=True):
+        keep = [row for row, index in enumerate(whole["index"]) if index not in bad]
+        for name in ["index"] if draws_anew else whole:
+            assert batch[name] == [whole[name][row] for row in keep]
+
+
+class FirstWaits(Numbers):
+    """Who reads sample 0 waits for `go`."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.go = multiprocessing.RawValue("b")  # no Event: killing who waits for one damages it
+
+    def __getitem__(self, index):
+        while index == 0 and not self.go.value:
+            threading.Event().wait(0.01)
+        return index
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_out_of_order_a_worker_that_dies_late_loses_no_sample(seed):
+    settings = {"num_workers": 2, "prefetch_factor": 1, "in_order": False, "seed": seed}
+    with WorkerLoader(FirstWaits(1200), 1, **settings) as loader:
+        iterator = iter(loader)
+        seen = rows(islice(iterator, 1100))
+        assert 0 not in seen
+        os.kill(iterator._workers[0].pid, signal.SIGKILL)
+        loader.dataset.go.value = 1
+        assert sorted(seen + rows(iterator)) == list(range(1200))
