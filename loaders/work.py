@@ -1,8 +1,10 @@
 """Times what a worker does: reading a batch, and waiting for the next task."""
 
 import os
+import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -56,7 +58,9 @@ class WorkClock:
             _, queued, _ = os.pread(self._file, 100, 0).split()
         return time.thread_time(), int(queued) / 1e9
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # the system closes it, and the names of modules may be gone: so it is an argument
+            return
         file = self._file
         self._file = -1  # first: an exception that interrupts this must not close the file twice
         if file >= 0 and self._owner == os.getpid():  # a forked child may have closed it, and opened another file

@@ -154,10 +154,18 @@ def test_close_gives_up_a_thread_that_does_not_come_back_and_says_so(make, block
 
 
 NEVER_CLOSED = """
+import atexit
 import builtins
+import sys
 import threading
 import torch
-from loaders import Preloader
+
+def clear_names():
+    for name in ("loaders.work", "loaders.workers.engine"):
+        sys.modules[name].os = None
+
+atexit.register(clear_names)  # before loaders is imported, so that it runs after the loaders were stopped
+from loaders import Preloader, WorkerLoader
 
 waits_for_room = iter(Preloader([torch.zeros(1)] * 100, "cpu", 2))
 next(waits_for_room)
@@ -177,6 +185,9 @@ class WithoutModules:
 
 builtins.outlives_modules = Preloader([], "cpu", 0)
 builtins.outlives_modules._epoch = WithoutModules()
+builtins.iterators = [iter(WorkerLoader(range(100), num_workers=workers, seed=0)) for workers in (0, 1)]
+for iterator in builtins.iterators:
+    next(iterator)
 """
 
 
