@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import IterableDataset
 
 from data.augment import Augment
 from data.batch_transform import BatchTransform
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 Row = dict[str, Any]  # a row of the table in report.html
 Note = Callable[[str, Any], None]  # gets the name of a stage, and the values after it
+MOST_IMAGES = 8  # that data.transform transforms once more
 MOST_SAMPLES = 32  # whose values are looked at
 MOST_TILES = 16
 SIDE = 96  # pixels of a tile, at most
@@ -94,7 +96,7 @@ def stages(run: Run, name: str) -> list[Row]:
             rows.append(row_of(stage, name, values))
 
     with preserved_globals():
-        note_own_transforms(run.data.train, note)
+        rows += own_stages(run.data.train, name)
         batch = run.data.task.named(move(run.data.first, lambda tensor: tensor.to(run.trainer.device)))
         note("first samples of the dataset", batch[name])
         outer = copy.deepcopy(run.data.augment.args[0])
@@ -113,25 +115,38 @@ def stages(run: Run, name: str) -> list[Row]:
     return rows
 
 
-def note_own_transforms(dataset: Any, note: Note) -> None:
-    """Notes an image before and after each step of data.transform, by reading the dataset's first sample."""
+def own_stages(dataset: Any, name: str) -> list[Row]:
+    """The values of an image before and after each step of data.transform.
+
+    Of the first images, it is the one with the most different values: a single crop may well have only one color.
+    """
+    if isinstance(dataset, IterableDataset):  # it cannot be read again
+        return []
+    images = [own_steps(dataset, index) for index in range(min(MOST_IMAGES, len(dataset)))]
+    rows = [[row_of(stage, name, values) for stage, values in image] for image in images if image]
+    return min(rows, key=lambda stages: (stages[-1]["stuck"], stages[0]["stuck"]), default=[])
+
+
+def own_steps(dataset: Any, index: int) -> list[tuple[str, Tensor]]:
+    """An image before and after each step of data.transform, by reading the dataset's sample."""
+    notes: list[tuple[str, Tensor]] = []
     dataset = getattr(dataset, "dataset", dataset)  # if it is a part of another dataset
     own = getattr(dataset, "transform", None)
-    if not isinstance(own, OwnTransform):
-        return
-    copied = copy.copy(dataset)
-    copied.transform = copy.deepcopy(own)
-    copied.transform.steps = [noting("what data.transform gets", note)]
-    for step in copy.deepcopy(own.steps):
-        copied.transform.steps += [step, noting(f"data.transform: {name_of(step)}", note)]
-    copied[0]
+    if isinstance(own, OwnTransform):
+        copied = copy.copy(dataset)
+        copied.transform = copy.deepcopy(own)
+        copied.transform.steps = [noting("what data.transform gets", notes)]
+        for step in copy.deepcopy(own.steps):
+            copied.transform.steps += [step, noting(f"data.transform: {name_of(step)}", notes)]
+        copied[index]
+    return notes
 
 
-def noting(stage: str, note: Note) -> Callable[[Any], Any]:
+def noting(stage: str, notes: list[tuple[str, Tensor]]) -> Callable[[Any], Any]:
     """A step of a transform of single images, which returns the image as it is."""
 
     def step(image: Any) -> Any:
-        note(stage, torch.as_tensor(image)[None])
+        notes.append((stage, torch.as_tensor(image)[None]))
         return image
 
     return step

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from extras.report import first_batch, page
 from extras.report.curves import charts_of
 from tests.configs import logged, train
 from tests.data.reading import refused
-from tests.training.extensions import Images
+from tests.training.extensions import Images, Stream
 
 HERE = __name__.rpartition(".")[2]
 REPORT = "+callbacks.report={_target_: extras.report.report.Report, seconds: 0}"
@@ -136,11 +137,17 @@ class WithMean(Noise):
 
 
 class Own:
-    def __init__(self):
-        self.transform = OwnTransform("data.transform", [torch.neg, as_floats], None, "decode")
+    """The first image has one color."""
+
+    def __init__(self, *steps):
+        self.transform = OwnTransform("data.transform", steps, None, "decode")
+
+    def __len__(self):
+        return 3
 
     def __getitem__(self, index):
-        return self.transform(torch.full((3, 4, 5), 7, dtype=torch.uint8), "an image")
+        image = torch.arange(60, dtype=torch.uint8).view(3, 4, 5) if index else torch.zeros(3, 4, 5, dtype=torch.uint8)
+        return self.transform(image, "an image")
 
 
 def as_floats(image):
@@ -148,14 +155,33 @@ def as_floats(image):
 
 
 def test_an_image_is_noted_before_and_after_each_step_of_data_transform_and_the_dataset_is_as_before():
-    dataset, noted = Own(), []
-    first_batch.note_own_transforms(dataset, lambda stage, values: noted.append((stage, values.dtype, values.shape)))
-    assert noted == [
+    dataset = Own(torch.neg, as_floats)
+    noted = first_batch.own_steps(dataset, 0)
+    assert [(stage, values.dtype, values.shape) for stage, values in noted] == [
         ("what data.transform gets", torch.uint8, (1, 3, 4, 5)),
         ("data.transform: neg", torch.uint8, (1, 3, 4, 5)),
         ("data.transform: as_floats", torch.float32, (1, 3, 4, 5)),
     ]
     assert len(dataset.transform.steps) == 2
+
+
+def test_an_image_of_one_color_is_no_reason_for_a_warning_and_a_transform_that_makes_all_of_them_so_is():
+    for steps, warns in (([torch.neg], False), ([torch.zeros_like], True)):
+        *rows, last = first_batch.own_stages(Own(*steps), "image")
+        assert bool(first_batch.warnings_of(last, rows)) == warns
+
+
+class Streamed(Stream):
+    """Has its transform in a dataset that cannot be indexed, as streams of images do."""
+
+    def __init__(self, train, **_):
+        super().__init__(train)
+        self.dataset = SimpleNamespace(transform=OwnTransform("data.transform", [torch.neg], None, "decode"))
+
+
+def test_the_first_batch_of_a_stream_with_its_own_transform_is_shown(tmp_path, caplog):
+    train(tmp_path, REPORT, f"data._target_={HERE}.Streamed train.steps_per_epoch=2")
+    assert (tmp_path / "first_batch.json").exists() and "failed" not in caplog.text
 
 
 def test_looking_at_a_batch_changes_no_number_of_a_run(tmp_path):
