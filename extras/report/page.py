@@ -44,6 +44,7 @@ def write(folder: Path, facts: dict[str, Any], status: str) -> None:
     typed = folder / ".hydra" / "overrides.yaml"
     overrides = yaml.safe_load(typed.read_text()) if typed.exists() else []
     first_batch = json_of(folder / "first_batch.json")
+    errors = [facts["error"]] if "error" in facts else []
     rows = metrics(folder / "metrics.jsonl")
     pictures, named = pictures_in(folder)
     write_page(
@@ -60,7 +61,7 @@ def write(folder: Path, facts: dict[str, Any], status: str) -> None:
         named=named,
         command=shlex.join(["python", "train.py", *overrides]),
         others=about_others(facts.get("others_cpu_fraction", 0.0)),
-        warnings=dict.fromkeys([*first_batch.get("warnings", []), *warnings_of(folder / "train.log")]),
+        warnings=dict.fromkeys([*errors, *first_batch.get("warnings", []), *warnings_of(folder / "train.log")]),
     )
 
 

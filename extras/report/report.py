@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import platform
 import resource
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -80,12 +81,14 @@ class Report:
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
         """Writes report.md and report.html, and adds to the summary. After a signal nothing more is measured."""
         if summary is None and not run.stopped:
-            if run.is_main:
-                self._write_page(run, {}, "ended by an error")  # Run.end turns an error of it into a warning
+            if run.is_main:  # Run.end turns an error of this into a warning
+                error = sys.exc_info()[1]
+                facts: dict[str, Any] = {"phase_seconds": phases_of(run), "error": f"{type(error).__name__}: {error}"}
+                self._write_page(run, facts, "ended by an error")
             return
         total = run.processes.total(run.timer.run())
         stats = run.train_loader.figures
-        facts: dict[str, Any] = {} if summary is None else summary
+        facts = {} if summary is None else summary
         for name, value in limit(run, total).items():
             facts.setdefault(name, value)
         facts |= {

@@ -193,6 +193,20 @@ def test_looking_at_a_batch_changes_no_number_of_a_run(tmp_path):
     assert logged(tmp_path / "plain", "loss") == logged(tmp_path / "shown", "loss")
 
 
+class Broken(Images):
+    def __getitem__(self, index):
+        if index == 40:
+            raise ValueError("an image without pixels")
+        return super().__getitem__(index)
+
+
+def test_the_page_of_a_run_that_an_error_ended_names_the_error(tmp_path):
+    with pytest.raises(ValueError, match="an image without pixels"):
+        train(tmp_path, REPORT, f"data._target_={HERE}.Broken")
+    text = parts(tmp_path).text
+    assert "ended by an error" in text and "an image without pixels" in text and "Where the time went" in text
+
+
 @pytest.mark.parametrize("broken", ["page.write", "first_batch.write", "git_commit"])
 def test_a_page_that_cannot_be_written_is_a_warning_and_fails_no_run(tmp_path, monkeypatch, caplog, broken):
     def fail(*_):
