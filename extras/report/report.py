@@ -24,7 +24,7 @@ from extras.report.load import Load, about_others
 from loaders import Accelerator, LoaderStats, Window
 from training.config import ConfigError
 from training.files import write_whole
-from training.results import git_commit, only_warns, plain, versions
+from training.results import git_commit, only_warns, plain, sentence_of, versions
 from training.run import Run
 from training.table import table
 from training.verdict import verdict
@@ -82,8 +82,10 @@ class Report:
         """Writes report.md and report.html, and adds to the summary. After a signal nothing more is measured."""
         if summary is None and not run.stopped:
             if run.is_main:  # Run.end turns an error of this into a warning
+                facts: dict[str, Any] = {"phase_seconds": phases_of(run)}
                 error = sys.exc_info()[1]
-                facts: dict[str, Any] = {"phase_seconds": phases_of(run), "error": f"{type(error).__name__}: {error}"}
+                if error is not None:
+                    facts["error"] = f"error: {sentence_of(error)}"
                 self._write_page(run, facts, "ended by an error")
             return
         total = run.processes.total(run.timer.run())

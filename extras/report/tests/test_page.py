@@ -204,7 +204,7 @@ def test_the_page_of_a_run_that_an_error_ended_names_the_error(tmp_path):
     with pytest.raises(ValueError, match="an image without pixels"):
         train(tmp_path, REPORT, f"data._target_={HERE}.Broken")
     text = parts(tmp_path).text
-    assert "ended by an error" in text and "an image without pixels" in text and "Where the time went" in text
+    assert "ended by an error" in text and "error: an image without pixels" in text and "Where the time went" in text
 
 
 @pytest.mark.parametrize("broken", ["page.write", "first_batch.write", "git_commit"])
