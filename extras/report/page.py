@@ -32,7 +32,7 @@ PATTERNS = ("*.png", "*/*.png", "evaluation/*/*.png")  # where pictures are in a
 MOST_PICTURES = 8
 MOST_BYTES = 1_000_000  # size of all pictures; further ones are only named
 LARGE = 200_000  # bytes of a picture from which on it is shown as a JPEG, as photographs in a PNG take megabytes
-LARGEST = 10_000_000  # bytes of a picture that is opened
+MOST_LARGE = 5_000_000  # bytes of all large pictures that are opened, which takes 0.4 seconds
 MOST_LINES = 2000  # training steps that are read from metrics.jsonl
 MOST_WARNINGS = 20
 LOG_BYTES = 2_000_000  # size of the end of train.log that is searched for warnings
@@ -88,9 +88,17 @@ def pictures_in(folder: Path) -> tuple[list[dict[str, str]], list[str]]:
     pictures = list[dict[str, str]]()
     named = list[str]()
     left = MOST_BYTES
+    left_to_open = MOST_LARGE
     for path in newest:
         name = str(path.relative_to(folder))
-        content, kind = content_of(path)
+        size = path.stat().st_size
+        kind = "png" if size < LARGE else "jpeg"
+        content = b""
+        if kind == "png":
+            content = path.read_bytes()
+        elif size <= left_to_open:
+            left_to_open -= size
+            content = as_jpeg(path)
         if 0 < len(content) <= left:
             left -= len(content)
             pictures.append({"name": name, "source": embedded(content, kind)})
@@ -99,16 +107,12 @@ def pictures_in(folder: Path) -> tuple[list[dict[str, str]], list[str]]:
     return pictures, named
 
 
-def content_of(path: Path) -> tuple[bytes, str]:
-    """The picture as it is or, if it is large, as a JPEG; empty if it is too large or damaged."""
-    size = path.stat().st_size
-    if size < LARGE:
-        return path.read_bytes(), "png"
+def as_jpeg(path: Path) -> bytes:
+    """The picture as a JPEG; empty if it is damaged."""
     file = io.BytesIO()
-    if size <= LARGEST:
-        with suppress(OSError), Image.open(path) as picture:
-            picture.convert("RGB").save(file, "jpeg", quality=85)
-    return file.getvalue(), "jpeg"
+    with suppress(OSError), Image.open(path) as picture:
+        picture.convert("RGB").save(file, "jpeg", quality=85)
+    return file.getvalue()
 
 
 def warnings_of(path: Path) -> list[str]:
