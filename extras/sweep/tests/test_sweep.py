@@ -19,7 +19,7 @@ SWEEP = separate(
 def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, python, bound):
     done = python.run(CONF.parent / "train.py", "-m", *FAST, *SWEEP, cwd=tmp_path, timeout=bound)
     assert done.returncode == 1, "a job failed"
-    rows = list(csv.DictReader((tmp_path / "there" / "sweep.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "there" / "sweep.csv").read_text().splitlines()))
     assert [(row["loader.num_workers"], row["status"]) for row in rows] == [("0", "done"), ("-1", "failed")]
     summary = json.loads(Path(rows[0]["folder"], "summary.json").read_text())
     assert float(rows[0]["images_per_second"]) == summary["images_per_second"]
@@ -118,5 +118,5 @@ def test_a_job_that_ends_while_another_writes_the_report_is_in_it(tmp_path, monk
 
     monkeypatch.setattr("extras.sweep.report.draw_bars", draw)
     write_report(made(tmp_path, [("seed=0", 1000.0), ("seed=1", None)]))
-    rows = csv.DictReader((tmp_path / "sweep.csv").open())
+    rows = csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines())
     assert [(row["job"], row["status"]) for row in rows] == [("0", "done"), ("1", "done")]
