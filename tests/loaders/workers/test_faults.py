@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import threading
+from contextlib import closing
 from itertools import islice
 
 import pytest
@@ -103,23 +104,29 @@ def test_a_worker_init_fn_that_kills_is_an_error_that_says_where():
 class Forking(Noisy):
     """Each sample starts a process. One leaves it behind with the worker's descriptors, and kills the worker."""
 
-    left_behind = multiprocessing.RawValue("i")
+    def __init__(self, length):
+        super().__init__(length)
+        self.pipe = os.pipe()
 
     def before(self, index):
         subprocess.run(["true"], check=True)
         if index == 7:
-            child = os.fork()
-            if child == 0:
-                threading.Event().wait(300)
+            if os.fork() == 0:
+                reads, writes = self.pipe
+                os.close(writes)
+                os.read(reads, 1)  # until the test closes its end
                 os._exit(0)
-            self.left_behind.value = child
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def close(self):
+        for fd in self.pipe:
+            os.close(fd)
 
 
 def test_a_workers_death_is_noticed_though_its_child_holds_its_pipes():
-    with loader_over(Forking(12), shuffle=False, max_restarts=0) as loader:
+    dataset = Forking(12)
+    with closing(dataset), loader_over(dataset, shuffle=False, max_restarts=0) as loader:
         seen = batches_or_errors(loader)
-    os.kill(Forking.left_behind.value, signal.SIGKILL)
     assert "is killed by signal" in seen[1]
     assert seen[2] == [8, 9, 10, 11]
 
