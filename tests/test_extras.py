@@ -1,6 +1,7 @@
 """Imports run downwards and in no circle, and each extra stands alone."""
 
 import ast
+import re
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -67,6 +68,12 @@ def test_the_rest_of_the_repository_imports_from_the_loaders_package_and_no_deep
 
 def test_there_is_no_circle_of_imports_lazy_ones_counted():
     TopologicalSorter({name: set(imports(name)) - {name} for name in MODULES}).prepare()  # a CycleError names them
+
+
+def test_no_test_file_imports_a_slow_package_when_it_is_collected():
+    slow = re.compile(r"^(import|from) (datasets|pandas|pyarrow|timm|torchvision)\b", re.MULTILINE)
+    for path in (*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("extras/*/tests/test_*.py")):
+        assert not slow.search(path.read_text()), f"{path}: see tests/later.py"
 
 
 def test_an_extra_imports_no_other_but_the_benchmarks_lazily():

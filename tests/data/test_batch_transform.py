@@ -4,7 +4,6 @@ import logging
 
 import pytest
 import torch
-from torchvision.transforms import v2
 
 from data.augment import Augment
 from data.batch_transform import BatchTransform
@@ -12,7 +11,10 @@ from data.transform import Normalize
 from loaders import Random
 from tests.configs import DARKENED, differing_weights, stop, train
 from tests.data.reading import refused
+from tests.later import Later
 from training.stopping import Stopped
+
+v2 = Later("torchvision.transforms.v2")
 
 NORMALIZE = Normalize([0.5, 0.4, 0.3], [0.1, 0.2, 0.3])
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import v2
 
 from data.array_dataset import ArrayDataset
 from data.image_folder import ImageFolder
@@ -16,7 +15,10 @@ from data.subset import Subset
 from loaders import WorkerLoader, offers
 from tests.data.fakes import noise
 from tests.data.reading import refused
+from tests.later import Later
 from training.build import build
+
+v2 = Later("torchvision.transforms.v2")
 
 
 def arrays(train=True, **options):
@@ -83,24 +85,22 @@ def test_after_the_crop_a_transform_gets_samples_as_they_are_without_it():
         assert torch.equal(seen.image, expected.permute(2, 0, 1))
 
 
-@pytest.mark.parametrize(
-    ("result", "dtype"),
-    [
+def test_what_comes_back_is_brought_to_one_layout():
+    results = [
         (v2.functional.to_image, torch.uint8),
         (v2.ToDtype(torch.float64, scale=True), torch.float32),
         (v2.ToPILImage(), torch.uint8),
         (lambda image: image.permute(1, 2, 0).numpy(), torch.uint8),
         (lambda image: image.half().permute(1, 2, 0).numpy(), torch.float32),
         ([v2.functional.hflip, v2.ToPILImage(), v2.functional.hflip], torch.uint8),
-    ],
-)
-def test_what_comes_back_is_brought_to_one_layout(result, dtype):
-    image = arrays(False, test_transform=result)[4]["image"]
-    assert type(image) is torch.Tensor and image.dtype == dtype and image.is_contiguous()
-    rows_first = image if dtype == torch.uint8 else image.permute(1, 2, 0)
-    scale = 255 if isinstance(result, v2.ToDtype) else 1
+    ]
     expected = torch.from_numpy(arrays(False).images[4])
-    assert torch.allclose(rows_first.float() * scale, expected.float(), atol=1e-3)
+    for result, dtype in results:
+        image = arrays(False, test_transform=result)[4]["image"]
+        assert type(image) is torch.Tensor and image.dtype == dtype and image.is_contiguous()
+        rows_first = image if dtype == torch.uint8 else image.permute(1, 2, 0)
+        scale = 255 if isinstance(result, v2.ToDtype) else 1
+        assert torch.allclose(rows_first.float() * scale, expected.float(), atol=1e-3)
 
 
 def test_albumentations_is_known_by_its_class_and_mixes_with_others(albumentations):

@@ -37,7 +37,9 @@ class Offering:
     classes = np.array(["a", "b"])
     mean = torch.zeros(3)
     std = np.ones(3)
-    labels = pytest.importorskip("pandas").Series(np.arange(6) % 2)
+
+    def __init__(self):
+        self.labels = pytest.importorskip("pandas").Series(np.arange(6) % 2)
 
     def __len__(self):
         return 6

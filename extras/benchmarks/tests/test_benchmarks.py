@@ -7,13 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
-from extras.benchmarks import bench_images, photographs
+from extras.benchmarks import photographs
 from tests.configs import composed_by_hydra
 from tests.data.fakes import write_images
 from tests.later import Later
 
 bench_device = Later("extras.benchmarks.bench_device")
-WORKLOADS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "packed")) for name in bench_images.WORKLOADS]
+bench_images = Later("extras.benchmarks.bench_images")
 LITTLE = ["--seconds", "0.1", "--workers", "1"]
 TINY = ["--tiny", "--workers", "1", "--steps", "2"]
 
@@ -23,7 +23,7 @@ def images(tmp_path):
     return write_images(tmp_path / "images", ("cat",), count=64)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("workload", ["jpeg", pytest.param("packed", marks=pytest.mark.slow), "cached", "decoders"])
 def test_all_rows_deliver_the_same_kind_of_batch(images, tmp_path, workload):
     if workload == "packed" and not bench_images.PACK_IMAGES.exists():
         pytest.skip("extras/packed was deleted")
