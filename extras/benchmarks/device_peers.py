@@ -32,7 +32,8 @@ class PreDataLoader:
         self._is_closed = False
 
     def __enter__(self) -> PreDataLoader:
-        threading.Thread(target=self._fill, daemon=True).start()
+        batches = iter(self._loader)  # here, as other loaders start their workers in this thread: two may not at once
+        threading.Thread(target=self._fill, args=(batches,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -42,10 +43,10 @@ class PreDataLoader:
         while True:
             yield self._transform(self._queue.get(), None)
 
-    def _fill(self) -> None:
+    def _fill(self, batches: Iterator[Any]) -> None:
         accelerator = self._accelerator
         with accelerator.using(self._stream):
-            for batch in self._loader:
+            for batch in batches:
                 copied = move(batch, lambda field: field.to(accelerator.device, non_blocking=accelerator.has_streams))
                 if not self._put(copied):
                     return
