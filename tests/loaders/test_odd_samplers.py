@@ -54,12 +54,30 @@ class Batch(list):
     """Can be counted."""
 
 
+def singles():
+    return iter([[index] for index in range(5000)])
+
+
 @pytest.mark.parametrize("settings", [{"num_workers": 1}, {"seed": 0}])
 def test_a_batch_sampler_that_never_ends_takes_no_more_and_more_memory(settings):
     endless = Made(lambda: (Batch([0]) for _ in iter(int, 1)))
     with WorkerLoader(Numbers(1), batch_sampler=endless, **settings) as loader:
         assert sum(len(batch) for batch in islice(loader, 2500)) == 2500
         assert sum(type(item) is Batch for item in gc.get_objects()) < 1500
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("settings", [{"batch_size": None, "sampler": range(5000)}, {"batch_sampler": Made(singles)}])
+def test_a_long_sampler_is_delivered_whole_and_resumed_far_behind_its_first_batches(settings, num_workers):
+    def loader():
+        return WorkerLoader(Numbers(5000), seed=0, num_workers=num_workers, **settings)
+
+    with loader() as first:
+        assert [int(batch) for batch in islice(first, 3000)] == list(range(3000))
+        state = first.state_dict()
+    with loader() as second:
+        second.load_state_dict(state)
+        assert [int(batch) for batch in second] == list(range(3000, 5000))
 
 
 WAYS = {
