@@ -32,7 +32,7 @@ class PreDataLoader:
         self._is_closed = False
 
     def __enter__(self) -> PreDataLoader:
-        batches = iter(self._loader)  # here, as other loaders start their workers in this thread: two may not at once
+        batches = iter(self._loader)  # in this thread, where the others fork: filelock refuses two forks at once
         threading.Thread(target=self._fill, args=(batches,), daemon=True).start()
         return self
 

@@ -87,7 +87,8 @@ def chart(title: str, series: dict[str, list[Point]], last: float) -> Chart:
         path = " ".join(f"{point[2]},{point[3]}" for point in placed)
         label = "" if name in LAST else name.replace("_", " ")  # a title says it, and its unit
         lines.append({"name": label, "path": path, "points": placed, "last": number(points[-1][1])})
-    ticks = [(number(10**tick if is_log else tick), y(tick)) for tick in ticks_between(bottom, top, is_log)]
+    places = log_ticks_between(bottom, top) if is_log else ticks_between(bottom, top)
+    ticks = [(number(10**place if is_log else place), y(place)) for place in places]
     return Chart(f"{title}, logarithmic" if is_log else title, lines, ticks, number(last))
 
 
@@ -104,19 +105,22 @@ def thin(points: list[Point]) -> list[Point]:
     return kept if kept[-1] == points[-1] else [*kept, points[-1]]
 
 
-def ticks_between(low: float, high: float, is_log: bool) -> list[float]:
-    """One to seven round numbers from `low` to `high`, or the logarithms of round numbers."""
-    if is_log and high - low < DECADES:
-        powers = range(math.floor(low), math.ceil(high))
-        ticks = [power + math.log10(factor) for power in powers for factor in (1, 2, 5)]
-        return [tick for tick in ticks if low <= tick <= high]
+def ticks_between(low: float, high: float, least: float = 0.0) -> list[float]:
+    """One to seven round numbers from `low` to `high`, at least `least` apart."""
     rough = (high - low) / 3
     power = 10.0 ** math.floor(math.log10(rough))
-    step = max(power * factor for factor in (1, 2, 5) if power * factor <= rough)
-    if is_log:
-        step = max(1.0, step)
+    step = max(least, *(power * factor for factor in (1, 2, 5) if power * factor <= rough))
     first = math.ceil(low / step)
     return [step * count for count in range(first, math.floor(high / step) + 1)]
+
+
+def log_ticks_between(low: float, high: float) -> list[float]:
+    """The logarithms of round numbers, from `low` to `high`: of powers of ten if these are enough."""
+    if high - low >= DECADES:
+        return ticks_between(low, high, least=1.0)
+    powers = range(math.floor(low), math.ceil(high))
+    ticks = [power + math.log10(factor) for power in powers for factor in (1, 2, 5)]
+    return [tick for tick in ticks if low <= tick <= high]
 
 
 def number(value: float | None) -> str:
