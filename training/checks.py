@@ -78,7 +78,7 @@ def readable(dataset: Any, skips: bool) -> Iterator[Any]:
 
 def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
     """Names the batch's fields. Raises DataError if one is missing, or a label is no class number."""
-    batch = task.named(batch)
+    batch = task.to_dict(batch)
     name = type(dataset).__name__
     fits = getattr(dataset, "fits_task", None)
     names = {kind.__name__.lower() for kind in type(task).__mro__}
@@ -125,10 +125,10 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_
         raise DataError(f"the {name} sets of the processes have different lengths, {lengths}: {remedy}")
     if len({*processes.gather(checksum_of_labels(dataset))}) > 1:
         raise DataError(f"the processes have the {name} samples in different orders, as their labels differ: {remedy}")
-    of_processes = processes.gather(features(first))
+    of_processes = processes.gather(sample_means(first))
     if all(alike(of_processes[0], other) for other in of_processes):
         return
-    is_repeatable = alike(features(first), features(read_first()))
+    is_repeatable = alike(sample_means(first), sample_means(read_first()))
     if all(processes.gather(is_repeatable)):
         raise DataError(f"the processes have the {name} samples in different orders, the first differ: {remedy}")
 
@@ -137,7 +137,7 @@ def checksum_of_labels(dataset: Any) -> int:
     return crc32(str(np.asarray(getattr(dataset, "labels", ())).tolist()).encode())
 
 
-def features(batch: Any) -> list[float]:
+def sample_means(batch: Any) -> list[float]:
     """The mean of each sample in each tensor of the batch."""
     means = [tensor.double().reshape(len(tensor), -1).mean(1) for tensor in tensors(batch) if tensor.dim()]
     return torch.cat(means).nan_to_num().tolist() if means else []

@@ -16,9 +16,9 @@ from training.checkpoint import Checkpoints
 from training.clock import Clock
 from training.config import Config, ConfigError
 from training.datasets import Datasets
+from training.dry_run import dry_run
 from training.order import build_order, smallest_part
 from training.processes import Processes
-from training.rehearsal import rehearse
 from training.results import Results
 from training.run import Run, build_callbacks
 from training.stopping import StopSignals
@@ -66,7 +66,7 @@ def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         raise ConfigError(f"{size}: the {len(data.train)} training samples, or the sampler, fill no batch: {remedy}")
     trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
     trainer.set_up()
-    rehearse(trainer, data, smallest_part(config, data.train, order, processes))
+    dry_run(trainer, data, smallest_part(config, data.train, order, processes))
     return Run(
         config=config,
         data=data,

@@ -28,7 +28,7 @@ class Pictures:
         test = run.data.test
         count = min(self.rows * self.columns, len(test))
         collate = run.data.collate or default_collate
-        batch = run.data.task.named(collate([test[index] for index in range(count)]))
+        batch = run.data.task.to_dict(collate([test[index] for index in range(count)]))
         images = batch[trainer.task.inputs[0]]
         with torch.no_grad(), trainer.autocast:  # the network is in evaluation mode, and draws no random numbers
             on_device = move(batch, lambda tensor: tensor.to(trainer.device))

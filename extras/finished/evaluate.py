@@ -71,13 +71,13 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
 
     def evaluation_step(batch: dict[str, Any]) -> dict[str, Tensor]:
         nonlocal samples
-        samples += task.count(batch)
+        samples += task.batch_length(batch)
         scores = step(batch)
         if evaluation is not None:
-            labels = task.prepared(batch[task.label])
+            labels = task.cast_labels(batch[task.label])
             if labels.is_floating_point():  # shares of the classes
                 labels = labels.argmax(1)
-            evaluation.add(batch, labels, task.predictions(outputs[-1]), task.counted(batch[task.label]))
+            evaluation.add(batch, labels, task.predictions(outputs[-1]), task.scored_mask(batch[task.label]))
         outputs.clear()
         return scores
 

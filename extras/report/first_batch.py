@@ -53,7 +53,7 @@ def write(run: Run) -> None:
     texts = [text for row in last for text in warnings_of(row, rows)]
     for text in texts:
         log.warning("%s", text)
-    size = data.task.count(run.batch)
+    size = data.task.batch_length(run.batch)
     content = {
         "text": f"The batch of step {run.trainer.step}, of {size} samples, after all transforms.",
         "rows": [*rows, *last],
@@ -97,7 +97,7 @@ def stages(run: Run, name: str) -> list[Row]:
 
     with preserved_globals():
         rows += own_stages(run.data.train, name)
-        batch = run.data.task.named(move(run.data.first, lambda tensor: tensor.to(run.trainer.device)))
+        batch = run.data.task.to_dict(move(run.data.first, lambda tensor: tensor.to(run.trainer.device)))
         note("first samples of the dataset", batch[name])
         outer = copy.deepcopy(run.data.augment.args[0])
         inner = outer

@@ -38,15 +38,15 @@ def test_a_score_is_the_mean_of_the_samples_whose_label_counts(shape):
     labels = LABELS.reshape(shape)
     ours = means()
     for _ in range(2):
-        ours.add(4, {**task.all_scores(LOGITS, labels), "loss": torch.tensor(3.0)}, task.counted(labels))
-    ours.add(4, {"accuracy": torch.tensor([True] * 4), "loss": torch.tensor(0.0)}, task.counted(labels * 0 + 9))
+        ours.add(4, {**task.all_scores(LOGITS, labels), "loss": torch.tensor(3.0)}, task.scored_mask(labels))
+    ours.add(4, {"accuracy": torch.tensor([True] * 4), "loss": torch.tensor(0.0)}, task.scored_mask(labels * 0 + 9))
     assert ours.state_dict() == {"accuracy": (4.0, 6), "loss": (24.0, 12)}
 
 
 def test_shares_of_classes_and_other_losses_count_every_sample():
-    assert Classification(THREE).counted(LABELS) is None
+    assert Classification(THREE).scored_mask(LABELS) is None
     task = Classification(THREE, loss=CrossEntropyLoss(ignore_index=0))
-    assert task.counted(torch.eye(3)) is None
+    assert task.scored_mask(torch.eye(3)) is None
 
 
 def test_a_run_counts_no_label_that_its_loss_ignores(tmp_path):

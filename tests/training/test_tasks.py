@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 
 from tests.data.reading import refused
 from training.checks import check_batch
-from training.tasks import Classification, Multilabel, Regression, Task
+from training.tasks import RENAMED, Classification, Multilabel, Regression, Task
 from training.trainer import rows_of
 
 THREE = SimpleNamespace(classes=("a", "b", "c"), labels=[0, 0, 0, 1, 1, 2])
@@ -106,7 +106,7 @@ def test_regression_takes_outputs_and_labels_with_and_without_a_dimension_of_the
         for own in (task, Regression(THREE, loss=torch.nn.MSELoss(), extra_scores={"error": torch.sub})):
             assert own.loss(outputs, labels) == 0.5, "a loss of one's own is not broadcast to (B, B) either"
         assert own.all_scores(outputs, labels)["error"].flatten().tolist() == [-1, 0]
-        assert values(task.scores(*task.matched(outputs, labels))) == {"mae": [1, 0], "mse": [1, 0]}
+        assert values(task.scores(*task.align_shapes(outputs, labels))) == {"mae": [1, 0], "mse": [1, 0]}
 
 
 def test_shapes_that_would_be_broadcast_are_refused_for_each_task():
@@ -126,7 +126,7 @@ def test_shapes_that_would_be_broadcast_are_refused_for_each_task():
         (Regression, image, image[:, 0, 0]),
     ):
         task = kind(THREE, loss=torch.sub)
-        for function in (task.loss, task.all_scores, task.matched):
+        for function in (task.loss, task.all_scores, task.align_shapes):
             with refused(r"(outputs|labels) are \(.*\), not \(B.* for \d samples"):
                 function(outputs, labels)
     for kind, outputs, labels in (
@@ -136,10 +136,10 @@ def test_shapes_that_would_be_broadcast_are_refused_for_each_task():
         (Task, image, image[:, 0]),
         (Task, numbers, column),
     ):
-        outputs, labels = kind(THREE).matched(outputs, labels)
+        outputs, labels = kind(THREE).align_shapes(outputs, labels)
         assert outputs.shape == labels.shape or (outputs.shape, labels.shape) == ((4, 3), (4,))
     boxes = [{"boxes": column}]
-    assert Task(THREE).matched(image, boxes) == (image, boxes), "others are left as they are"
+    assert Task(THREE).align_shapes(image, boxes) == (image, boxes), "others are left as they are"
 
 
 @pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 5.0])])
@@ -148,23 +148,25 @@ def test_the_items_of_a_loss_are_what_torch_divides_by(weight):
     outputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     for kind in (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss):
         mean, total = (kind(weight, ignore_index=255, reduction=how) for how in ("mean", "sum"))
-        items = Task(THREE, loss=mean).items(labels)
+        items = Task(THREE, loss=mean).loss_denominator(labels)
         assert torch.allclose(mean(outputs, labels) * items, total(outputs, labels))
-        assert Task(THREE, loss=total).items(labels) is None
-    assert Task(THREE).items(labels) is None is Task(THREE, loss=torch.nn.MSELoss()).items(labels)
+        assert Task(THREE, loss=total).loss_denominator(labels) is None
+    assert (
+        Task(THREE).loss_denominator(labels) is None is Task(THREE, loss=torch.nn.MSELoss()).loss_denominator(labels)
+    )
 
 
 def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
     task = Task(THREE)
-    assert task.count({"edges": torch.zeros(2, 9), "image": LOGITS, "label": torch.zeros(4)}) == 4
-    assert task.count({"step": torch.zeros(()), "image": [*LOGITS]}) == 3
+    assert task.batch_length({"edges": torch.zeros(2, 9), "image": LOGITS, "label": torch.zeros(4)}) == 4
+    assert task.batch_length({"step": torch.zeros(()), "image": [*LOGITS]}) == 3
 
 
 def test_a_batch_is_cut_into_parts_by_its_samples_also_where_a_field_is_a_list():
     left = torch.arange(4)
     right = left * 10
     batch = {"image": [left, right], "names": [*"abcd"], "label": (left, right)}
-    assert Classification(THREE, inputs="left").count({"left": left, "label": [left, right]}) == 4
+    assert Classification(THREE, inputs="left").batch_length({"left": left, "label": [left, right]}) == 4
     part = rows_of(batch, slice(1, 3), 4)
     for name in ("image", "label"):
         assert [field.tolist() for field in part[name]] == [[1, 2], [10, 20]]
@@ -175,3 +177,10 @@ def test_a_batch_is_cut_into_parts_by_its_samples_also_where_a_field_is_a_list()
 def test_names_of_classes_that_yaml_has_turned_into_booleans_are_a_sentence(error):
     with error("yes, no", "quotes"):
         Classification(SimpleNamespace(classes=[True, False]))
+
+
+@pytest.mark.parametrize(("earlier", "name"), RENAMED.items())
+def test_a_method_under_an_earlier_name_is_refused_as_nothing_would_call_it(earlier, name):
+    with refused(earlier, name):
+        type("Mine", (Regression,), {earlier: lambda self, labels: labels})
+    type("Mine", (Regression,), {name: lambda self, labels: labels, earlier: 1})

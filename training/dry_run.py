@@ -21,7 +21,7 @@ from training.trainer import Trainer, evaluating, rows_of
 log = logging.getLogger(__name__)
 
 
-def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
+def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
     """Runs the network, the loss, the scores and the metrics on the first samples of the training and the test set.
 
     smallest: the samples of the smallest part of a batch. If there is a part of one, the network also trains on one.
@@ -30,8 +30,8 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
     metric = trainer.task.metric
     with no_trace(trainer):
         first, tested = move((data.first, data.first_tested), lambda tensor: tensor.to(trainer.device))
-        rehearse_training(trainer, data.augment(first, Random(0, 0, 0)), smallest)
-        names = rehearse_evaluation(trainer, data.transform(tested))
+        try_training(trainer, data.augment(first, Random(0, 0, 0)), smallest)
+        names = try_evaluation(trainer, data.transform(tested))
     if left_out := trainer.metrics.left_out:
         log.warning("task.metrics: %s: not numbers, so they are left out", ", ".join(left_out))
     if metric not in names:
@@ -39,7 +39,7 @@ def rehearse(trainer: Trainer, data: Datasets, smallest: int) -> None:
     trainer.task.higher_is_better = direction_of(trainer)
 
 
-def rehearse_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None:
+def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None:
     """Runs `training_step`, if it is ours, on the first samples, and on a single one if a part of a batch has one."""
     kind = type(trainer)
     if kind.training_step is not Trainer.training_step or kind.train_step is not Trainer.train_step:
@@ -51,11 +51,11 @@ def rehearse_training(trainer: Trainer, batch: dict[str, Any], smallest: int) ->
         sentence = "a batch or a part of it has one sample, on which nothing can train: "
         sentence += "set train.last_batch=drop, or another train.batch_size or train.accumulate"
         with naming_batch(sentence, batch):
-            trainer.training_step(rows_of(batch, slice(1), trainer.task.count(batch)))
+            trainer.training_step(rows_of(batch, slice(1), trainer.task.batch_length(batch)))
         trainer.model.eval()
 
 
-def rehearse_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
+def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
     """Evaluates the first test samples. Returns the names of the scores and of the metrics' values."""
     sentence = f"{names_of(trainer)} cannot use the first test samples"
     sentence += f", or {type(trainer).__name__}.evaluation_step returns no scores by name"
