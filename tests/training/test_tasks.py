@@ -181,6 +181,6 @@ def test_names_of_classes_that_yaml_has_turned_into_booleans_are_a_sentence(erro
 
 @pytest.mark.parametrize(("earlier", "name"), RENAMED.items())
 def test_a_method_under_an_earlier_name_is_refused_as_nothing_would_call_it(earlier, name):
-    with refused(earlier, name):
+    with refused(f"{earlier} .* {name}"):
         type("Mine", (Regression,), {earlier: lambda self, labels: labels})
     type("Mine", (Regression,), {name: lambda self, labels: labels, earlier: 1})
