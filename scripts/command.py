@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 
-from training.processes import EXPECTED
+from loaders import ExpectedError
 
 
 def parser(about: str | None) -> ArgumentParser:
@@ -20,7 +20,7 @@ def run_script(main: Callable[[], object]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         main()
-    except (*EXPECTED, OSError) as error:
+    except (ExpectedError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -7,6 +7,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..errors import ExpectedError
 from ..work import Work
 
 # To a worker: a task's number, its memory's, its slot's, the slot's size, where the task lies there and its size. The
@@ -26,7 +27,7 @@ CLOSED = "another thread closed the loader while this one used it"
 NO_WORK = Work()
 
 
-class WorkerFailure(RuntimeError):
+class WorkerFailure(ExpectedError, RuntimeError):
     """A batch could not be read: workers died or hung while reading it, or threads exceeded their time limit."""
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from hydra._internal.hydra import Hydra
 
+from loaders import ExpectedError
 from tests.configs import CONF, FAST
 from tests.training.extensions import Stop
-from training.processes import EXPECTED
 
 
 def call(folder: Path, *arguments: str, ends_with: int = 0) -> str:
@@ -78,6 +78,6 @@ def error() -> Callable[..., Any]:
 
     def raises(*patterns: str) -> Any:
         lookaheads = [f"(?=.*?(?:{pattern}))" for pattern in patterns]
-        return pytest.raises(EXPECTED, match="(?s)" + "".join(lookaheads))
+        return pytest.raises(ExpectedError, match="(?s)" + "".join(lookaheads))
 
     return raises
