@@ -61,6 +61,24 @@ def test_an_error_in_the_code_of_a_fork_has_a_traceback(command):
     assert "ZeroDivisionError: mine" in shown and "extensions.py" in shown
 
 
+# What it shows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ("--help", "Use --hydra-help to view"),
+        ("--hydra-help", "train.py -sc install=bash"),
+        ("-sc install=bash", "hydra_bash_completion()"),
+        ("-sc query=bash", " loader=threads "),
+    ],
+)
+def test_the_help_and_the_completion_of_hydra_are_shown(command, monkeypatch, arguments, part):
+    monkeypatch.setenv("COMP_LINE", "python train.py loader=")
+    monkeypatch.setenv("COMP_POINT", str(len("python train.py loader=")))
+    assert part in command(*arguments.split())
+
+
 # How it ends
 
 
