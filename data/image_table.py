@@ -137,7 +137,7 @@ class Rows:
         shared = {*groups[is_train]} & {*groups[~is_train]}
         if shared:
             example = f"{group}={min(shared)}"
-            raise DataError(f"{self.path}: {example} is in training rows and in others; put it into one part")
+            raise DataError(f"{self.path}: only some rows with {example} are training rows; put all into one part")
 
     def values(self, names: Sequence[Any]) -> np.ndarray:
         """The numbers in these columns, float32 (N, K)."""

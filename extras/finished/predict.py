@@ -65,7 +65,7 @@ def main(typed: list[str] | None = None) -> Path:
         raise ConfigError("there are no samples to predict: give other files, folders or settings")
     stem: Path = arguments.out or run.folder / "predictions"
     path, failed = write_table(stem, records(run, samples, stem))
-    print(f"{len(samples) - failed:,} predictions of {run}; {failed:,} samples could not be read: {path}")
+    print(f"{path}: {len(samples) - failed:,} predictions of {run}; {failed:,} samples could not be read")
     return path
 
 

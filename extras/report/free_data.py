@@ -49,7 +49,7 @@ def measure_free_steps(run: Run, seconds: float, step_seconds: float) -> Measure
     except Exception as error:  # the run itself is complete
         if run.processes.world_size > 1:  # the other processes wait for this one
             raise
-        log.warning("a step with free data could not be measured: %s: %s", type(error).__name__, error)
+        log.warning("a step with instant loading could not be measured: %s: %s", type(error).__name__, error)
         return None
 
 

@@ -224,9 +224,9 @@ def worker_lines(stats: LoaderStats) -> list[str]:
 
 def free_sentence(summary: dict[str, Any]) -> str:
     if summary["free_step_ms"] is None:
-        return "Free data were not measured."
+        return "How fast steps are with instant loading was not measured."
     low, high = summary["free_step_ms"]
-    text = f"With free data a step takes {low:.1f} to {high:.1f} ms (after the run, on batches that are on the device)"
+    text = f"With instant loading a step takes {low:.1f} to {high:.1f} ms (after the run, on batches on the device)"
     if summary["queueing_ms"] is not None:
         text += f", and Python {summary['queueing_ms']:.1f} ms to queue it"
     return f"{text}; callbacks take {summary['callbacks_ms']:.2f} ms."

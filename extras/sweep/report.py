@@ -204,7 +204,7 @@ class Sweep:
             figures = f"{speed.value:,.0f} images/s ({speed.low:,.0f} to {speed.high:,.0f})"
             figures += f", {self.cell(fastest, WAITING)} of the time spent waiting for data"
             if self.ceiling:
-                figures += f"; free data: {self.ceiling:,.0f} images/s"
+                figures += f"; instant loading: {self.ceiling:,.0f} images/s"
             lines += self._named("Fastest", self.fastest, figures)
         best = [] if self.sections <= SPEED_ONLY else self.best(self.score, self.sign)
         if best and fastest not in best:

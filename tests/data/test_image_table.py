@@ -128,7 +128,7 @@ def test_a_test_table_has_its_own_rows_and_folder_and_the_classes_of_the_trainin
         (rows("x,1", header="image,x,y"), {"label": ["x", "y"]}, "row 2: 'x' is x, not a finite number"),
         (f"{HEADER}\n0.jpg,a,1,dev", {"split": "s"}, "row 2: s=dev: use one of train, val, test"),
         (f"{HEADER}\n0.jpg,a,1,val", {"split": "s"}, "has no row with s=train"),
-        (f"{HEADER}\n0.jpg,a,1,train\n1.jpg,a,1,test", {"split": "s", "group": "g"}, "g=1 is in training rows and in"),
+        (f"{HEADER}\n0.jpg,a,1,train\n1.jpg,a,1,test", {"split": "s", "group": "g"}, "only some rows with g=1 are"),
         ('[{"image": "0.jpg", "label": "a"}, {"image": "1.jpg"}]', {"name": "t.json"}, "row 2: 'label' is empty"),
         ('[{"image": "0.jpg"', {"name": "t.json"}, "t.json cannot be read"),
         (b"PAR1", {"name": "t.parquet"}, "t.parquet cannot be read"),

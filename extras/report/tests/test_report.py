@@ -128,7 +128,7 @@ def test_after_a_signal_the_report_says_where_time_went_until_then(tmp_path):
     with pytest.raises(Stopped):
         train(tmp_path, REPORT % 2.0, *stop(3))
     text = (tmp_path / "report.md").read_text()
-    assert re.search(r"^step +\d", text, re.MULTILINE) and "Free data were not measured" in text
+    assert re.search(r"^step +\d", text, re.MULTILINE) and "instant loading was not measured" in text
     assert text.splitlines()[3].partition(":")[0] in ("data-bound", "compute-bound")
 
 
