@@ -37,6 +37,8 @@ class ImageFiles(CroppedDataset):
     (None: what a test sample needs) is resized first. cache_dir, cache_gb: the cache's folder, and its limit.
     """
 
+    advice = "replace or remove it, or leave it out with loader.on_error=skip"
+
     def __init__(
         self,
         train: bool,
@@ -76,7 +78,7 @@ class ImageFiles(CroppedDataset):
     def encoded(self, index: int) -> File:
         """The bytes of the file, or with a cache the stored pixels (H, W, 3), and the file's path."""
         path = self.path(index)
-        with image_errors(path):
+        with image_errors(path, self.advice):
             if self._cache is not None:
                 return self._cache.image(index % len(self), path, self._pixels), path
             with open(path, "rb", buffering=0) as file:

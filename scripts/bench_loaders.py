@@ -14,7 +14,7 @@ The rows of the table are loaders:
 - `resident`: ResidentLoader, for data in memory.
 
 All rows have the same batch size and prefetch factor, and do nothing with the batches. They take turns of a few
-seconds, each in a new process. The table has the medians of three rounds: `ratio` is relative to `torch`, and
+seconds, each in a new process. The table has the medians of --rounds rounds: `ratio` is relative to `torch`, and
 `documented` is the ratio in docs/benchmarks.md.
 """
 
@@ -53,14 +53,14 @@ COLUMNS: Columns = (
 )
 
 
-def bench(makers: dict[str, Maker], num_workers: int, seconds: float, documented: dict[str, float]) -> list[Row]:
-    """Measures the loaders in turns, for `seconds` in total."""
-    turn_seconds = seconds / (ROUNDS * len(makers))
+def bench(makers: dict[str, Maker], documented: dict[str, float], arguments: argparse.Namespace) -> list[Row]:
+    """Measures the loaders in turns, for --seconds in total."""
+    turn_seconds = arguments.seconds / (arguments.rounds * len(makers))
 
     def measure(name: str) -> dict[str, float]:
-        return measure_in_child(name, makers[name], num_workers, turn_seconds)
+        return measure_in_child(name, makers[name], arguments.workers, turn_seconds)
 
-    measured = in_turns(makers, measure)
+    measured = in_turns(makers, measure, arguments.rounds)
     speeds = {row["loader"]: row["images_per_second"] for row in measured}
     for row in measured:
         row["ratio_to_torch"] = row["images_per_second"] / speeds["torch"] if "torch" in speeds else None
@@ -121,6 +121,7 @@ def options(about: str | None, workloads: Collection[str]) -> argparse.ArgumentP
     command_line.add_argument("--workload", required=True, choices=workloads)
     command_line.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (2)")
     command_line.add_argument("--loaders", help="rows to measure, separated by commas (all)")
+    command_line.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each row ({ROUNDS})")
     command_line.add_argument("--seconds", type=float, default=90, help="of measuring, over all rows and rounds (90)")
     return command_line
 
@@ -129,9 +130,9 @@ def compare(makers: dict[str, Maker], documented: dict[str, float], arguments: a
     """Measures the rows that the options ask for, and prints their table."""
     torch.set_num_threads(1)  # this process forks, and torch's threads do not exist in a fork
     names = chosen("--loaders", arguments.loaders, makers)
-    rows = bench({name: makers[name] for name in names}, arguments.workers, arguments.seconds, documented)
+    rows = bench({name: makers[name] for name in names}, documented, arguments)
     result = {"workload": arguments.workload, "num_workers": arguments.workers, "rows": rows}
-    title = f"{arguments.workload}, {arguments.workers} workers, medians of {ROUNDS} rounds"
+    title = f"{arguments.workload}, {arguments.workers} workers, medians of {arguments.rounds} rounds"
     report(title, COLUMNS, result, arguments.json)
 
 

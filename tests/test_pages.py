@@ -14,7 +14,7 @@ from tests.data.fakes import noise, write_images, write_table
 from tests.forks import IS_OURS, ROOT, blocks, call, copy, snippets
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-OTHERS = [ROOT / "loaders/README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+OTHERS = [*sorted((ROOT / "loaders").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 EXTRAS = sorted(path for path in ROOT.glob("extras/*/README.md"))
 SMALL = [
     *("train.max_steps=2", "train.batch_size=16", "train.epochs=1", "train.eval_steps=2", "loader.num_workers=1"),

@@ -1,12 +1,14 @@
 """Measures how many images per second each loader reads from image files, as scripts/bench_loaders.py does.
 
     python extras/benchmarks/bench_images.py --workload jpeg --data-root DIR   # DIR/train/CLASS/*.jpg (or made-up)
+    python extras/benchmarks/bench_images.py --workload own --rounds 5         # a dataset of one's own, with Pillow
     python extras/benchmarks/bench_images.py --workload packed                 # packed with extras/packed
     python extras/benchmarks/bench_images.py --workload cached                 # data.cache=ram, and that pack again
     python extras/benchmarks/bench_images.py --workload decoders --workers 1   # a row for each installed decoder
 
-`torch-tv` is the stock DataLoader with torchvision's decoder instead of Pillow. The other rows and the columns are
-explained in scripts/bench_loaders.py.
+`torch-tv` is the stock DataLoader with torchvision's decoder instead of Pillow. In the workload `own`, `torch`,
+`workers` and `workers-plain` read the same dataset, so only the loader differs. `image-files` reads its files with our
+decoder (docs/data.md). The other rows and the columns are explained in scripts/bench_loaders.py.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
+from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder as TorchImageFolder
 from torchvision.io import ImageReadMode, read_file
 from torchvision.transforms import v2
@@ -27,7 +32,7 @@ from torchvision.transforms import v2
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.errors import DataError
-from data.image_folder import ImageFolder
+from data.image_folder import ImageFiles, ImageFolder
 from data.images.decoders import DECODERS, choose
 from extras.benchmarks import photographs
 from scripts.bench_loaders import compare, options
@@ -39,8 +44,45 @@ AUGMENTATION = (v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFl
 PACK_IMAGES = Path(__file__).parents[1] / "packed" / "pack_images.py"
 
 
+class OwnPhotos(Dataset[Any]):
+    """A dataset as most programs have it, with Pillow and torchvision's transforms: uint8 (C, H, W), and a label."""
+
+    def __init__(self, root: Path) -> None:
+        self.files = sorted(root.glob("train/*/*"))
+        names = [file.parent.name for file in self.files]
+        self.classes, self.labels = np.unique(names, return_inverse=True)
+        self.transform = v2.Compose([*AUGMENTATION, v2.PILToTensor()])
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image = Image.open(self.files[index]).convert("RGB")
+        return self.transform(image), int(self.labels[index])
+
+
+class OwnImageFiles(ImageFiles):
+    """The same files and labels, cropped and mirrored in the same way, but read by our decoder."""
+
+    def __init__(self, photos: OwnPhotos) -> None:
+        super().__init__(train=True)
+        self.files = photos.files
+        self.classes = tuple(photos.classes)
+        self.labels = photos.labels
+
+    def path(self, index: int) -> str:
+        return str(self.files[index])
+
+
 def jpeg(root: Path, _: Path) -> dict[str, Maker]:
     return loader_rows(ImageFolder(train=True, root=root), stock_pictures(root / "train"), 64)
+
+
+def own(root: Path, _: Path) -> dict[str, Maker]:
+    photos = OwnPhotos(root)
+    rows = loader_rows(photos, {"torch": photos}, 64)
+    same = {name: rows[name] for name in ("torch", "workers", "workers-plain")}
+    return {**same, "image-files": loader_rows(OwnImageFiles(photos), {}, 64)["workers"]}
 
 
 def packed(root: Path, temporary: Path) -> dict[str, Maker]:
@@ -67,7 +109,7 @@ def decoders(root: Path, _: Path) -> dict[str, Maker]:
 
 
 WORKLOADS: dict[str, Callable[[Path, Path], dict[str, Maker]]] = {
-    make.__name__: make for make in (jpeg, packed, cached, decoders)
+    make.__name__: make for make in (jpeg, own, packed, cached, decoders)
 }
 DOCUMENTED: dict[str, dict[str, float]] = {  # the ratios in docs/benchmarks.md, with two workers on two idle cores
     "jpeg": {"torch": 1, "torch-tv": 1.4, "workers": 2.3, "workers-plain": 2.1, "threads": 2.1, "threads-plain": 2.0},

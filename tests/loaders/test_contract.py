@@ -1,4 +1,7 @@
-"""What every loader promises, run over each of them (every_loader.py); a case says where a promise does not apply."""
+"""What every loader promises (loaders/CONTRACT.md), run over each of them (every_loader.py).
+
+A case says where a promise does not apply.
+"""
 
 import inspect
 import random

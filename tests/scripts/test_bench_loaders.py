@@ -33,6 +33,6 @@ def test_a_loader_that_is_unknown_or_fails_ends_the_bench_with_its_name_and_the_
         raise OSError("no such camera")
 
     with pytest.raises(ConfigError, match="mine: OSError: no such camera"):
-        bench.bench({"mine": make}, 1, 0.1, {})
+        bench.measure_in_child("mine", make, 1, 0.1)
     with pytest.raises(ConfigError, match="--loaders=worker: use one of torch, workers, "):
         bench.main(["--workload", "tiny", "--loaders", "torch,worker"])

@@ -23,11 +23,13 @@ def images(tmp_path):
     return write_images(tmp_path / "images", ("cat",), count=64)
 
 
-@pytest.mark.parametrize("workload", ["jpeg", pytest.param("packed", marks=pytest.mark.slow), "cached", "decoders"])
+@pytest.mark.parametrize(
+    "workload", ["jpeg", "own", pytest.param("packed", marks=pytest.mark.slow), "cached", "decoders"]
+)
 def test_all_rows_deliver_the_same_kind_of_batch(images, tmp_path, workload):
     if workload == "packed" and not bench_images.PACK_IMAGES.exists():
         pytest.skip("extras/packed was deleted")
-    assert bench_images.WORKLOADS.keys() == {"jpeg", "packed", "cached", "decoders"}, "all of them are tested here"
+    assert bench_images.WORKLOADS.keys() == {"jpeg", "own", "packed", "cached", "decoders"}, "all are tested"
     makers = bench_images.WORKLOADS[workload](images, tmp_path)
     assert makers.keys() >= (bench_images.DOCUMENTED.get(workload, {}).keys() or {"pillow"} & makers.keys())
     for make in makers.values():
