@@ -83,7 +83,7 @@ def train(folder: Path, *texts: str) -> dict[str, Any]:
     """Trains with SMALL and the overrides, and returns the summary."""
     last_of_each_key = {text.partition("=")[0]: text for text in (*SMALL, *separate(*texts))}
     try:
-        return script.run(composed(*last_of_each_key.values()), folder)
+        return script.train_model(composed(*last_of_each_key.values()), folder)
     finally:
         gc.freeze()  # the run has unfrozen all objects, and the next run would collect them for longer than it trains
 

@@ -87,7 +87,8 @@ def test_the_extension_points_of_the_readme_work(python, tmp_path):
     folder = fork(tmp_path / "fork", readme)
     (folder / "conf" / "model" / "net.yaml").write_text("_target_: my.net\n")
     step = "from training.trainer import Trainer\nclass Step(Trainer):\n    def training_step(self, batch):\n"
-    step += "        return self.task.loss(self.model(batch['image']), batch['label'])\n"
+    step += "        outputs = self.model(batch['image'])\n"
+    step += "        return self.task.loss(outputs, batch['label']), outputs\n"
     with (folder / "my.py").open("a") as file:
         file.write(step)
     call(python, folder, ["train.py", *SMALL[:6], *(shlex.split(text)[0] for text in overrides)])

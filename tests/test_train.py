@@ -21,7 +21,7 @@ from tests.configs import (
     train,
 )
 from tests.data.reading import refused
-from train import run
+from train import train_model
 from training.stopping import Stopped
 
 PROMISED = (
@@ -76,7 +76,7 @@ def test_a_batch_in_parts_or_in_fp16_gives_the_clipped_gradient_of_the_whole_bat
 
 def test_max_steps_ends_the_run_with_evaluation_and_checkpoint_in_a_folder_that_it_makes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    summary = run(composed(*SMALL, "train.max_steps=3"))
+    summary = train_model(composed(*SMALL, "train.max_steps=3"))
     (folder,) = (tmp_path / "outputs").iterdir()
     assert summary_of(folder) == summary
     assert max(logged(folder, "step")) == checkpoint(folder)["step"] == 3

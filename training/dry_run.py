@@ -45,13 +45,13 @@ def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None
     if kind.training_step is not Trainer.training_step or kind.train_step is not Trainer.train_step:
         return
     with naming_batch(f"{names_of(trainer)} cannot use the first training samples", batch):
-        trainer.training_step(batch)
+        trainer.loss_of(batch)
     if smallest <= 1:
         trainer.begin_training()
         sentence = "a batch or a part of it has one sample, on which nothing can train: "
         sentence += "set train.last_batch=drop, or another train.batch_size or train.accumulate"
         with naming_batch(sentence, batch):
-            trainer.training_step(rows_of(batch, slice(1), trainer.task.batch_length(batch)))
+            trainer.loss_of(rows_of(batch, slice(1), trainer.task.batch_length(batch)))
         trainer.model.eval()
 
 
@@ -105,7 +105,7 @@ def naming_batch(sentence: str, batch: dict[str, Any]) -> Iterator[None]:
 @contextmanager
 def no_trace(trainer: Trainer) -> Iterator[None]:
     """Sets evaluation mode in the block. Afterwards restores modes and buffers, and clears sums."""
-    modules = [trainer.model, *trainer.others.values()]
+    modules = [trainer.model, *trainer.extra_modules.values()]
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     # Two samples are not worth a minute of compiling.
     eager = torch.compiler.set_stance("force_eager") if trainer.train_config.compile else nullcontext()

@@ -6,11 +6,12 @@ What has to be closed again is put on an ExitStack, which closes it in the rever
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from data.errors import explained
-from loaders import build_loader
+from loaders import LoaderConfig, StatefulPreloader, build_loader
 from training.build import build
 from training.checkpoint import Checkpoints
 from training.clock import Clock
@@ -43,7 +44,6 @@ def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
 
     make_loader = partial(
         build_loader,
-        config.loader,
         device=processes.device,
         batch_size=config.train.batch_size // processes.world_size,
         seed=config.seed,
@@ -51,9 +51,13 @@ def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         world_size=processes.world_size,
         collate_fn=data.collate,
     )
-    make_eval_loader = partial(make_loader, transform=data.transform, pad=False)
+    make_eval_loader = partial(make_loader, config.loader, transform=data.transform, pad=False)
+
+    def make_train_loader(settings: LoaderConfig, **order: Any) -> StatefulPreloader:
+        return make_loader(settings, data.train, **data.augment_stage, **order)
+
     order = build_order(config, data.train, processes)
-    train_loader = cleanup.enter_context(make_loader(data.train, **data.augment_stage, **order))
+    train_loader = cleanup.enter_context(make_train_loader(config.loader, **order))
     train_loader.state_dict()  # raises an error now if a sampler has a state that cannot be saved
     eval_split = "test" if data.val is None else "val"
     eval_loader = cleanup.enter_context(make_eval_loader(getattr(data, eval_split)))
@@ -66,6 +70,7 @@ def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         raise ConfigError(f"{size}: the {len(data.train)} training samples, or the sampler, fill no batch: {remedy}")
     trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
     trainer.set_up()
+    trainer.progress.position = train_loader.position
     dry_run(trainer, data, smallest_part(config, data.train, order, processes))
     return Run(
         config=config,
@@ -74,6 +79,7 @@ def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         train_loader=train_loader,
         eval_loader=eval_loader,
         eval_split=eval_split,
+        make_train_loader=make_train_loader,
         make_eval_loader=make_eval_loader,
         results=results,
         checkpoints=Checkpoints(results.folder, config.train, processes),

@@ -24,7 +24,7 @@ WRAPPER = re.compile(r"(module|_orig_mod|model)\.")  # what DDP, torch.compile a
 
 def begin_from(source: str, model: nn.Module, processes: Processes) -> None:
     """Loads the weights of `source`, which the main process reads. Raises ConfigError if it has none of the layers."""
-    path, weights = processes.share(lambda: read_weights(source))
+    path, weights = processes.from_main(lambda: read_weights(source))
     own = model.state_dict()
     weights = {name_in(own, name): weight for name, weight in weights.items()}
     common = own.keys() & weights.keys()

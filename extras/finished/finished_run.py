@@ -62,13 +62,13 @@ class FinishedRun:
         """Loads the weights that the run evaluated."""
         try:
             self.trainer.model.load_state_dict(evaluated_weights(state))
-            for name, module in self.trainer.others.items():
+            for name, module in self.trainer.extra_modules.items():
                 module.load_state_dict(state["others"][name])
         except (KeyError, RuntimeError) as error:
             raise ConfigError(f"{self.path} does not fit {self}: {' '.join(str(error).split())[:300]}") from error
-        self.trainer.step = self.step
-        self.trainer.epoch = state["loader"]["epoch"]
-        for module in (self.trainer.model, *self.trainer.others.values()):
+        self.trainer.progress.step = self.step
+        self.trainer.progress.epoch = state["loader"]["epoch"]
+        for module in (self.trainer.model, *self.trainer.extra_modules.values()):
             module.eval()
 
     def dataset(self, split: str) -> Any:

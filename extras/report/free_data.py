@@ -9,13 +9,13 @@ import logging
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
 
-from loaders import Accelerator, Preloader
+from loaders import Accelerator
 from training.run import Run
 from training.trainer import Trainer
 from training.verdict import Measured
@@ -38,8 +38,8 @@ def measure_free_steps(run: Run, seconds: float, step_seconds: float) -> Measure
     if step_seconds * (WARM_UP_STEPS + REPETITIONS) > LONGEST * seconds:
         return None
     try:
-        batches = kept_batches(run.train_loader, seconds)
         run.train_loader.close()  # its workers would take cores from the steps
+        batches = kept_batches(run.batches_to_look_at(REPETITIONS), seconds)
         with weights_put_back(run.trainer):
             free = sorted(measure(run, batches, seconds))
             if not free:
@@ -53,14 +53,15 @@ def measure_free_steps(run: Run, seconds: float, step_seconds: float) -> Measure
         return None
 
 
-def kept_batches(loader: Preloader, seconds: float) -> list[Any]:
-    """Up to REPETITIONS of the loader's next batches, and at least one."""
+def kept_batches(source: Generator[Any, None, None], seconds: float) -> list[Any]:
+    """What `source` gives in this time, and at least one batch."""
     batches: list[Any] = []
     until = time.perf_counter() + seconds
-    for batch in loader:
-        batches.append(batch)
-        if len(batches) == REPETITIONS or time.perf_counter() > until:
-            break
+    with closing(source):
+        for batch in source:
+            batches.append(batch)
+            if time.perf_counter() > until:
+                break
     return batches
 
 
@@ -78,10 +79,15 @@ def repeat(run: Run, batch: Any, steps: int) -> list[float]:
     """Trains on the batch. Returns the seconds per step of each process; [] after a signal."""
     began = time.perf_counter()
     for _ in range(steps):
-        run.trainer.run_step(batch)
+        train_step(run, batch)
     Accelerator(run.trainer.device).synchronize()
     results = run.processes.gather(((time.perf_counter() - began) / steps, run.signals.received))
     return [] if any(signal for _, signal in results) else [taken for taken, _ in results]
+
+
+def train_step(run: Run, batch: Any) -> None:
+    with run.trainer.step_of(batch):
+        run.trainer.train_step(batch)
 
 
 def queueing_seconds(run: Run, batches: list[Any], steps: int) -> float | None:
@@ -96,7 +102,7 @@ def queueing_seconds(run: Run, batches: list[Any], steps: int) -> float | None:
     for number in range(steps):
         accelerator.synchronize()
         began = time.perf_counter()
-        run.trainer.run_step(batches[number % len(batches)])
+        train_step(run, batches[number % len(batches)])
         seconds.append(time.perf_counter() - began)
     accelerator.synchronize()
     return max(run.processes.gather(statistics.median(seconds)))
@@ -112,7 +118,7 @@ def synchronizes(run: Run, batch: Any) -> bool:
         warnings.filterwarnings("always", "called a synchronizing CUDA operation")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            run.trainer.run_step(batch)
+            train_step(run, batch)
         finally:
             torch.cuda.set_sync_debug_mode(earlier)
     return bool(waits)
@@ -120,16 +126,14 @@ def synchronizes(run: Run, batch: Any) -> bool:
 
 @contextmanager
 def weights_put_back(trainer: Trainer) -> Iterator[None]:
-    """Trains in the block, and puts the step, weights and buffers back afterwards."""
-    step = trainer.step
-    modules = trainer.model, *trainer.others.values()
+    """Trains in the block, and puts weights and buffers back afterwards."""
+    modules = trainer.model, *trainer.extra_modules.values()
     weights = [weight for module in modules for weight in (*module.parameters(), *module.buffers())]
     kept = [weight.detach().to("cpu", copy=True) for weight in weights]  # the device may have no room
     trainer.model.train()
     try:
         yield
     finally:
-        trainer.step = step
         with torch.no_grad():
             for weight, content in zip(weights, kept, strict=True):
                 weight.copy_(content)

@@ -58,7 +58,9 @@ def fork(tmp_path):
             root = "data.parts.clean.root" if experiment == "mixture" else "data.root"
             small = f"{root}={tmp_path}/data {small}"
         given = {text.partition("=")[0]: text for text in (*FEW, *small.split(), *overrides)}
-        return script.run(composed_by_hydra(where, f"experiment={experiment}", *given.values()), tmp_path / "run")
+        return script.train_model(
+            composed_by_hydra(where, f"experiment={experiment}", *given.values()), tmp_path / "run"
+        )
 
     return train
 

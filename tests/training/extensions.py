@@ -116,7 +116,8 @@ class Doubled(Trainer):
         inputs, labels = self.inputs_and_labels(batch)
         assert self.model.training
         self.log(rows=len(labels))
-        return 2 * self.task.loss(self.model(*inputs), labels)
+        outputs = self.model(*inputs)
+        return 2 * self.task.loss(outputs, labels), outputs
 
     def evaluation_step(self, batch):
         assert not self.model.training
@@ -156,7 +157,8 @@ class Beside(Trainer):
         with torch.no_grad():
             for slow, fast in zip(self.slow.parameters(), self.head[0].parameters(), strict=True):
                 slow.lerp_(fast, 0.1)
-        return self.task.loss(self.head(self.model(images)), labels)
+        outputs = self.head(self.model(images))
+        return self.task.loss(outputs, labels), outputs
 
     def evaluation_step(self, batch):
         (images,), labels = self.inputs_and_labels(batch)
@@ -291,10 +293,11 @@ class Spy:
 
 
 class Looks:
-    """Looks at a batch of the training loader wherever it is called."""
+    """Looks at the next training batch wherever it is called."""
 
     def on_start(self, run):
-        next(iter(run.train_loader))
+        (batch,) = run.batches_to_look_at(1)
+        assert len(batch["label"])
 
     def on_step(self, run):
         if run.trainer.step % 3 == 0 or run.trainer.step == 8:  # the last of an epoch too
@@ -302,9 +305,6 @@ class Looks:
 
     def on_evaluation(self, run, scores):
         self.on_start(run)
-
-    def on_epoch_end(self, run):
-        next(run.train_loader)
 
 
 class Stop:

@@ -43,7 +43,7 @@ class PerSample(Trainer):
     """Forgets the mean."""
 
     def training_step(self, batch):
-        return super().training_step(batch).expand(len(batch["label"]))
+        return super().training_step(batch)[0].expand(len(batch["label"]))
 
 
 class Forgetful(Trainer):

@@ -1,5 +1,7 @@
 """The extension points of a run, used as a fork uses them: one small run each."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import nn
 from torch.utils.data import WeightedRandomSampler
 
 from tests.configs import (
+    CONF,
     EXTENSIONS,
     IMAGES,
     SMALL,
@@ -21,6 +24,7 @@ from tests.configs import (
 )
 from tests.training.extensions import Spy, Stop, lying
 from training.stopping import Stopped
+from training.trainer import Trainer
 
 LATE = f"{IMAGES} data._target_={EXTENSIONS}.Faulty +data.fault='one unreadable'"
 SPY = f"+callbacks.spy._target_={EXTENSIONS}.Spy"
@@ -118,7 +122,45 @@ def test_a_training_step_of_a_fork_trains_and_what_it_logs_is_in_the_line(tmp_pa
     for mine, other in zip(own, usual, strict=True):
         assert mine["loss"] == pytest.approx(2 * other["loss"], rel=1e-4), "twice the gradient, half the rate"
         assert mine["rows"] == 32 and "evaluated" not in mine
+        assert 0 <= mine["accuracy"] <= 1, "the scores are computed from the outputs that it returns"
     assert logged(tmp_path / "own", "evaluated") == [32.0]
+
+
+class LossAlone(Trainer):
+    def training_step(self, batch):
+        return super().training_step(batch)[0]
+
+
+def test_a_training_step_that_returns_the_loss_alone_has_no_scores_which_is_said_once(tmp_path, caplog):
+    train(tmp_path, f"trainer._target_={__name__}.LossAlone")
+    assert all("accuracy" not in line and "loss" in line for line in steps(tmp_path))
+    assert sum("LossAlone.training_step" in text for text in caplog.messages) == 1
+
+
+class Broken(Trainer):
+    def backward(self, loss):
+        super().backward(loss.double().sum().expand(2))
+
+
+def test_from_the_command_line_to_the_gradients_are_six_frames_of_ours(command):
+    shown = command(*SMALL, f"trainer._target_={__name__}.Broken", "hydra.run.dir=out", ends_with=1)
+    last = shown.rpartition("Traceback")[2]
+    ours = [line for line in last.splitlines() if re.search(rf'File "{CONF.parent}/(train\.py|training/)', line)]
+    assert len(ours) == 6 and "in backward" in ours[-1], last
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "lr", "loss", "accuracy"])
+def test_what_is_logged_may_not_have_the_name_of_another_key_of_the_line(tmp_path, error, name):
+    with error(f"'{name}'"):
+        train(tmp_path, f"+callbacks.takes={{_target_: {__name__}.Takes, name: {name}}}")
+
+
+class Takes:
+    def __init__(self, name):
+        self.name = name
+
+    def on_step(self, run):
+        run.log(**{self.name: 1.0})
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

@@ -26,6 +26,31 @@ def test_a_callback_that_looks_at_batches_does_not_move_the_run_nor_its_resume(t
     assert losses[0] == losses[1]
 
 
+class Reads:
+    """Reads a batch of the loader that training reads."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def on_start(self, run):
+        if self.at == 0:
+            next(iter(run.train_loader))
+
+    def on_step(self, run):
+        if run.trainer.step == self.at:
+            next(run.train_loader)
+
+    def on_epoch_end(self, run):
+        if self.at == "epoch":
+            next(run.train_loader)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, "epoch"])
+def test_a_callback_that_reads_the_training_loader_is_told_how_to_look_at_batches(tmp_path, error, at):
+    with error("batches_to_look_at"):
+        train(tmp_path, f"+callbacks.reads={{_target_: {__name__}.Reads, at: {at}}}")
+
+
 class Draws:
     """Draws a random number in each step, as dropout does."""
 

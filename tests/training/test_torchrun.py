@@ -243,4 +243,4 @@ def test_of_a_process_that_fails_as_expected_the_others_say_so_without_a_traceba
     fails = f"+callbacks.fails={{_target_: {EXTENSIONS}.Fails, rank: {number}, expected: {expected}}}"
     text = Run(python, tmp_path, fails).finish("the images are gone").text
     assert (f"error: process {number} failed: its output says why" in text) == expected, text
-    assert ("train.py" in text and "trainer.run_step(batch)" in text) != expected, text
+    assert ("train.py" in text and "run.call_on_step()" in text) != expected, text

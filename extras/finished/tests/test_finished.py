@@ -20,7 +20,7 @@ from extras.finished.samples import Samples, batches_of, name_of
 from tests.configs import EXTENSIONS, composed, summary_of, train
 from tests.data.fakes import write_images, write_table
 from tests.data.reading import refused
-from train import run
+from train import train_model
 from training.weights import find
 
 HERE = __name__.rpartition(".")[2]
@@ -280,7 +280,7 @@ def test_new_images_are_prepared_where_the_test_set_was_split_off_the_training_s
     transforms = f"transform._target_={HERE}.dark test_transform._target_={HERE}.dark"
     of_images = [f"{prefix}.{key}" for key in f"{keys} {transforms}".split()]
     small = "model=linear data.val_fraction=0.25 train.epochs=1 train.batch_size=4 loader.num_workers=1"
-    run(composed(data, *of_images, small), tmp_path / "run")
+    train_model(composed(data, *of_images, small), tmp_path / "run")
     rows = predicted(tmp_path / "run", tmp_path / "p", images / "val" / "cat", images / "val" / "dog")
     assert len(rows) == 8 and {row["error"] for row in rows} == {""}
     assert len({row["probability"] for row in rows}) == 1  # all are dark

@@ -10,7 +10,7 @@ from extras.loggers.logger import Logger
 from tests.configs import SMALL, composed_by_hydra, metrics, train
 from tests.data.reading import refused
 from tests.later import Later
-from train import run
+from train import train_model
 
 wandb = Later("wandb")
 mlflow = Later("mlflow.tracking")
@@ -90,7 +90,7 @@ def numbers_of(folder, key):
 
 @needs("tensorboard")
 def test_tensorboard_has_the_lines_of_metrics_jsonl_and_the_summary(tmp_path):
-    summary = run(composed_by_hydra(*SMALLER, "logger=tensorboard"), tmp_path)
+    summary = train_model(composed_by_hydra(*SMALLER, "logger=tensorboard"), tmp_path)
     found = events.EventAccumulator(str(tmp_path)).Reload()
     for key in ("loss", "images_per_second", "test_accuracy"):
         assert {event.step: event.value for event in found.Scalars(key)} == numbers_of(tmp_path, key), key
@@ -105,7 +105,7 @@ def test_a_resumed_run_without_a_login_continues_in_wandbs_and_mlflows_files(tmp
     monkeypatch.setenv("NETRC", str(tmp_path / "nobody"))
     settings = [*SMALLER, "logger=[wandb,mlflow]", f"+callbacks.odd._target_={HERE}.Odd"]
     for epochs in (1, 2):
-        summary = run(composed_by_hydra(*settings, f"train.epochs={epochs}"), tmp_path)
+        summary = train_model(composed_by_hydra(*settings, f"train.epochs={epochs}"), tmp_path)
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     (found,) = client.search_runs(["0"])
     for key in ("loss", "test_accuracy"):

@@ -3,6 +3,7 @@
 import re
 import time
 import warnings
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -69,10 +70,11 @@ class Device:
 
     def __init__(self, *host):
         self.now, self._busy_until, self._host = 0.0, 0.0, iter(host)
-        self.trainer = SimpleNamespace(device=torch.device("cuda"), run_step=self._run_step)
+        self.trainer = SimpleNamespace(device=torch.device("cuda"), train_step=self._train_step)
+        self.trainer.step_of = nullcontext
         self.processes = SimpleNamespace(gather=lambda seconds: [seconds, seconds / 2])
 
-    def _run_step(self, batch):
+    def _train_step(self, batch):
         self.now += next(self._host)
         self._busy_until = max(self.now, self._busy_until) + 0.07
 
@@ -97,7 +99,7 @@ def test_a_step_that_waits_for_the_device_itself_is_noticed_and_torchs_setting_i
     monkeypatch.setattr("torch.cuda.set_sync_debug_mode", modes.append)
     monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: modes[-1])
     run = Device()
-    run.trainer.run_step = lambda _: warnings.warn(f"{text} in mode {modes[-1]}", stacklevel=1)
+    run.trainer.train_step = lambda _: warnings.warn(f"{text} in mode {modes[-1]}", stacklevel=1)
     assert free_data.synchronizes(run, 1) is waits and modes == ["default", "warn", "default"]
 
 

@@ -20,7 +20,7 @@ from tests.configs import composed, differing_weights, stop
 from tests.data.contract import FileDataset, mirrored
 from tests.data.fakes import noise
 from tests.data.reading import refused
-from train import run
+from train import train_model
 from training.stopping import Stopped
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -282,12 +282,12 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped_with_and_without
         "train.batch_size=4 train.epochs=2 train.warmup_epochs=0 callbacks/standard=[best] data.cache=disk "
         f"data.cache_dir={tmp_path / 'cache'} loader=workers device=cpu"
     )
-    run(composed(cached, "loader.num_workers=2"), tmp_path / "whole")
+    train_model(composed(cached, "loader.num_workers=2"), tmp_path / "whole")
     with pytest.raises(Stopped):
-        run(composed(cached, *stop(4), "loader.num_workers=1"), tmp_path / "stopped")
+        train_model(composed(cached, *stop(4), "loader.num_workers=1"), tmp_path / "stopped")
     for file in (tmp_path / "cache").iterdir():
         file.unlink()
-    run(composed(cached, "loader.num_workers=0"), tmp_path / "stopped")
+    train_model(composed(cached, "loader.num_workers=0"), tmp_path / "stopped")
     assert differing_weights(tmp_path / "stopped", tmp_path / "whole") == []
 
 

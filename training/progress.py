@@ -1,0 +1,73 @@
+"""Progress: where a run is, and where it ends. The trainer owns it; everything else reads it."""
+
+import logging
+import math
+from typing import Any
+
+from training.config import TrainConfig
+
+log = logging.getLogger(__name__)
+
+
+class Progress:
+    """Counts the steps and epochs of a run.
+
+    position: where the training loader was after the last step. Checkpoints save it, so a resume continues there,
+    whatever the loader has delivered since. While the run trains, `epoch` is position.epoch; it is one more after a
+    run that train.max_steps has ended within an epoch, which then counts as complete.
+    """
+
+    def __init__(self, config: TrainConfig, steps_per_epoch: int, by_epoch: bool) -> None:
+        self._epochs = config.epochs
+        self._max_steps = config.max_steps
+        self.steps_per_epoch = steps_per_epoch  # by the loader's length
+        self.by_epoch = by_epoch  # schedule.every=epoch
+        steps = config.epochs * steps_per_epoch
+        self.last_step = min(steps, config.max_steps or steps)
+        self.step = 0  # optimizer steps so far
+        self.epoch = 0  # complete epochs so far
+        self.position: Any = None
+
+    def end_step(self, position: Any) -> None:
+        self.step += 1
+        self.position = position
+
+    def end_epoch(self) -> None:
+        """Counts an epoch. Warns if the first was not as long as its loader said: schedules rely on that."""
+        self.epoch += 1
+        difference = abs(self.step - self.steps_per_epoch)
+        if self.epoch == 1 and self.step != self._max_steps and difference > 1:  # RolloverBatches has one more
+            sentence = "an epoch had %d steps, by its loader's length %d: schedules end early or late"
+            log.warning(sentence, self.step, self.steps_per_epoch)
+
+    def resume(self, step: int, position: Any) -> None:
+        """Continues after `step` steps, with the loader at `position`."""
+        self.step = step
+        self.position = position
+        self.epoch = position.epoch
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether an epoch has just ended: a run that resumes there repeats its evaluation."""
+        return self.step > 0 and (self.position.batch == 0 or self.limit_reached != "")
+
+    @property
+    def limit_reached(self) -> str:
+        """The setting that ends the run at this step; empty if it continues."""
+        if self._max_steps is not None and self.step >= self._max_steps:
+            return f"train.max_steps={self._max_steps}"
+        if self.epoch >= self._epochs:
+            return f"train.epochs={self._epochs}"
+        return ""
+
+    @property
+    def schedule_position(self) -> int:
+        """How often the schedules have been stepped.
+
+        It depends on the loader's position, not on the steps so far: after a resume with another batch size an epoch
+        begins where it would have begun in a run that always had this size.
+        """
+        if self.by_epoch:
+            return min(self.epoch, math.ceil(self.last_step / self.steps_per_epoch))
+        batch = min(self.position.batch, self.steps_per_epoch)
+        return min(self.position.epoch * self.steps_per_epoch + batch, self.last_step - 1)
