@@ -101,7 +101,7 @@ def test_a_finished_run_returns_its_summary_unless_more_is_asked_for_or_its_file
     (tmp_path / "summary.json").unlink()  # as if it had been killed before
     again = train(tmp_path, once)
     assert again["test_accuracy"] == summary["test_accuracy"]
-    assert again["images_per_second"] is None and again["verdict"] == "no step was timed"
+    assert again["images_per_second"] is None and again["verdict"] == "not measured: no step was timed"
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1')
     train(tmp_path, "train.epochs=2")

@@ -1,6 +1,8 @@
-"""Free data: how long a training step takes when its batch is already on the device, and how long to queue it.
+"""Free data: how long a training step takes when its batch is on the device already, beside steps with loading.
 
-After the run, some batches of the training loader are kept and trained on. The weights are restored afterwards.
+After the run, a few steps with loading and a few without it take turns, so that another program, or the clock, slows
+both alike. Steps without loading train on a batch that was kept. Meanwhile nobody asks the loader for one: it is idle
+once it has read ahead. The weights are restored afterwards.
 """
 
 from __future__ import annotations
@@ -9,43 +11,53 @@ import logging
 import statistics
 import time
 import warnings
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice, repeat
 from typing import Any
 
 import torch
 
-from loaders import Accelerator
+from extras.report.peak import share_of_peak
+from loaders import Accelerator, Measured, Preloader, StepTimer, core_seconds
 from training.run import Run
 from training.trainer import Trainer
-from training.verdict import Measured
 
 log = logging.getLogger(__name__)
 
-REPETITIONS = 5  # each with another batch, so that their range shows how much batches differ
-WARM_UP_STEPS = 2
+TURNS = 8  # each with another batch, so that their range shows how much batches differ
 LONGEST = 10  # nothing is measured if that would take this many times as long as it may
-MOST_STEPS = 1000  # steps of a repetition, at most
+MOST_STEPS = 1000  # steps of a turn, at most
 MOST_QUEUED = 9  # steps whose queueing time is measured, at most
+IDLE_SECONDS = 0.02  # a loader is idle if it computes less than a tenth of this time
+MOST_IDLE_SECONDS = 0.5  # how long to wait for that, at most
 
 
-def measure_free_steps(run: Run, seconds: float, step_seconds: float) -> Measured | None:
-    """Measures steps with free data; all processes have to call it. None if that would take too long, or has failed.
+def measure_free_steps(run: Run, seconds: float, step_seconds: float, device_name: str | None) -> Measured | None:
+    """Measures steps with and without loading; all processes have to call it. Closes the training loader.
 
-    seconds: how long to measure. step_seconds: of a step of the run, without waiting. Closes the training loader.
-    After a signal it returns None too; of an error it warns.
+    seconds: how long to measure. step_seconds: of a step of the run. device_name: torch's, None if it has none.
+    Returns None if it would take too long, after a signal, and after an error, of which it warns.
     """
-    if step_seconds * (WARM_UP_STEPS + REPETITIONS) > LONGEST * seconds:
+    steps = min(MOST_STEPS, max(1, int(seconds / (2 * TURNS * step_seconds))))
+    if 2 * TURNS * (steps + 1) * step_seconds > LONGEST * seconds:
         return None
     try:
-        run.train_loader.close()  # its workers would take cores from the steps
-        batches = kept_batches(run.batches_to_look_at(REPETITIONS), seconds)
         with weights_put_back(run.trainer):
-            free = sorted(measure(run, batches, seconds))
-            if not free:
+            turns = take_turns(run, steps)
+            run.train_loader.close()  # its workers would take cores from the steps
+            if turns is None:
                 return None
-            queued = max(1, min(MOST_QUEUED, int(seconds / REPETITIONS / free[-1])))
-            return Measured(free, queueing_seconds(run, batches, queued), synchronizes(run, batches[0]))
+            loaded, free, batch = turns
+            queued = max(1, min(MOST_QUEUED, int(seconds / TURNS / max(free))))
+            return Measured(
+                free,
+                loaded,
+                queueing_seconds(run, batch, queued),
+                synchronizes(run, batch),
+                compiles=bool(run.config.train.compile),
+                peak=share_of_peak(run, batch, device_name, step_seconds),
+            )
     except Exception as error:  # the run itself is complete
         if run.processes.world_size > 1:  # the other processes wait for this one
             raise
@@ -53,36 +65,33 @@ def measure_free_steps(run: Run, seconds: float, step_seconds: float) -> Measure
         return None
 
 
-def kept_batches(source: Generator[Any, None, None], seconds: float) -> list[Any]:
-    """What `source` gives in this time, and at least one batch."""
-    batches: list[Any] = []
-    until = time.perf_counter() + seconds
-    with closing(source):
-        for batch in source:
-            batches.append(batch)
-            if time.perf_counter() > until:
-                break
-    return batches
+def take_turns(run: Run, steps: int) -> tuple[list[float], list[float], Any] | None:
+    """The seconds of a step in each turn with loading and without it, and a batch; None after a signal."""
+    batches = endless(run.train_loader)
+    loaded = list[float]()
+    free = list[float]()
+    for _ in range(TURNS):
+        loaded.append(computing_seconds(run, islice(batches, steps + 1)))
+        batch = next(batches)
+        wait_until_idle()
+        free.append(computing_seconds(run, repeat(batch, steps + 1)))
+        if any(run.processes.gather(run.signals.received)):
+            return None
+    return loaded, free, batch
 
 
-def measure(run: Run, batches: list[Any], seconds: float) -> list[float]:
-    """The mean seconds of a step in each repetition; [] after a signal, or if it would take too long."""
-    slowest = max(repeat(run, batches[0], WARM_UP_STEPS), default=float("inf"))
-    if slowest * REPETITIONS > LONGEST * seconds:
-        return []
-    steps = max(1, min(MOST_STEPS, int(seconds / REPETITIONS / slowest)))
-    repetitions = [repeat(run, batches[number % len(batches)], steps) for number in range(REPETITIONS)]
-    return [statistics.mean(times) for times in repetitions] if all(repetitions) else []
+def endless(loader: Preloader) -> Iterator[Any]:
+    while True:
+        yield from loader
 
 
-def repeat(run: Run, batch: Any, steps: int) -> list[float]:
-    """Trains on the batch. Returns the seconds per step of each process; [] after a signal."""
-    began = time.perf_counter()
-    for _ in range(steps):
+def computing_seconds(run: Run, batches: Iterable[Any]) -> float:
+    """Trains on the batches. The mean seconds of a step after the first, without waiting, of the slowest process."""
+    timer = StepTimer(run.trainer.device, warmup_steps=1)
+    for batch in timer.batches(batches):
         train_step(run, batch)
-    Accelerator(run.trainer.device).synchronize()
-    results = run.processes.gather(((time.perf_counter() - began) / steps, run.signals.received))
-    return [] if any(signal for _, signal in results) else [taken for taken, _ in results]
+    total = timer.run()
+    return max(run.processes.gather((total.seconds - total.wait_seconds) / total.steps))
 
 
 def train_step(run: Run, batch: Any) -> None:
@@ -90,7 +99,18 @@ def train_step(run: Run, batch: Any) -> None:
         run.trainer.train_step(batch)
 
 
-def queueing_seconds(run: Run, batches: list[Any], steps: int) -> float | None:
+def wait_until_idle() -> None:
+    """Waits until neither workers nor threads of this process compute: the loader has read ahead as far as it may."""
+    until = time.monotonic() + MOST_IDLE_SECONDS
+    computed = IDLE_SECONDS
+    while computed > IDLE_SECONDS / 10 and time.monotonic() < until:
+        before = core_seconds()
+        time.sleep(IDLE_SECONDS)
+        after = core_seconds()
+        computed = after.own + after.workers - before.own - before.workers
+
+
+def queueing_seconds(run: Run, batch: Any, steps: int) -> float | None:
     """How long Python takes to queue a step on the idle device, the longest of all processes; None on a CPU.
 
     Over many steps in a row it would wait, whatever the network: the device's queue fills.
@@ -99,10 +119,10 @@ def queueing_seconds(run: Run, batches: list[Any], steps: int) -> float | None:
         return None
     accelerator = Accelerator(run.trainer.device)
     seconds = []
-    for number in range(steps):
+    for _ in range(steps):
         accelerator.synchronize()
         began = time.perf_counter()
-        train_step(run, batches[number % len(batches)])
+        train_step(run, batch)
         seconds.append(time.perf_counter() - began)
     accelerator.synchronize()
     return max(run.processes.gather(statistics.median(seconds)))

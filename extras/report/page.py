@@ -22,7 +22,6 @@ import yaml
 from PIL import Image
 
 from extras.report.curves import charts_of, number
-from extras.report.load import about_others
 from scripts.command import parser, run_script
 from training.config import ConfigError
 from training.page import embedded, write_page
@@ -60,7 +59,6 @@ def write(folder: Path, facts: dict[str, Any], status: str) -> None:
         pictures=pictures,
         named=named,
         command=shlex.join(["python", "train.py", *overrides]),
-        others=about_others(facts.get("others_cpu_fraction", 0.0)),
         warnings=dict.fromkeys([*errors, *first_batch.get("warnings", []), *warnings_of(folder / "train.log")]),
     )
 

@@ -20,14 +20,13 @@ import torch
 from data.errors import Range, check_range
 from extras.report import first_batch, page
 from extras.report.free_data import measure_free_steps
-from extras.report.load import Load, about_others
 from loaders import Accelerator, LoaderStats, Window
 from training.config import ConfigError
 from training.files import write_whole
 from training.results import git_commit, only_warns, plain, sentence_of, versions
 from training.run import Run
 from training.table import table
-from training.verdict import verdict
+from training.verdict import KEYS
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ PAGES = 0.02  # share of the time of a run that may go into writing report.html
 
 class Report:
     """Adds to the summary: phase_seconds, host, device_name, memory, others_cpu_fraction, free_step_ms and
-    free_data_gain (ranges), queueing_ms, callbacks_ms. Replaces its verdict by one that takes these into account.
+    free_data_gain (ranges), queueing_ms, callbacks_ms, peak_fraction. Replaces its verdict by one that uses these.
 
     seconds: how long steps with free data are measured after the run, at most a fifth of its training; 0: not at all.
     """
@@ -46,7 +45,6 @@ class Report:
         self.seconds = seconds
 
     def on_start(self, run: Run) -> None:
-        self._load = Load()
         self._has_looked = False  # at the first batch
         self._next_page = 0.0  # when a page may be written, in seconds of time.monotonic
         self._where: dict[str, Any] = {}
@@ -98,20 +96,18 @@ class Report:
             **machine(run),
             "memory_bytes": peak_memory(),
             "device_memory_bytes": Accelerator(run.trainer.device).peak_bytes(),
-            "others_cpu_fraction": self._load.of_others(),
+            "others_cpu_fraction": run.timer.cores.others,
             "free_step_ms": None,
             "free_data_gain": None,
             "queueing_ms": None,
             "callbacks_ms": 1000 * callback_seconds(run),
+            "peak_fraction": None,
         }
         if summary is not None and total.steps:
-            self._measure(run, total, stats, facts)
+            self._measure(run, total, facts)
         lines = [facts["verdict"], "", *phase_table(facts["phase_seconds"])]
         if total.steps:
             lines += ["", *step_table(run), "", *worker_lines(stats), free_sentence(facts)]
-        others = about_others(facts["others_cpu_fraction"])
-        if others:
-            lines.append(others)
         lines.append(memory_sentence(facts))
         log.info("%s\nAs a page: %s", "\n".join(lines[1:]), run.folder / "report.html")  # the verdict comes last
         if run.is_main:
@@ -119,21 +115,19 @@ class Report:
             write_whole(run.folder / "report.md", f"# Run {run.folder.resolve().name}\n\n```\n{text}\n```\n")
             self._write_page(run, facts, "finished" if summary is not None else "stopped")
 
-    def _measure(self, run: Run, total: Window, stats: LoaderStats, facts: dict[str, Any]) -> None:
+    def _measure(self, run: Run, total: Window, facts: dict[str, Any]) -> None:
         """Measures steps with free data, and adds what they tell to `facts`."""
-        load = Load()
+        evidence = run.timer.evidence(run.train_loader, total)
         seconds = min(self.seconds, total.seconds / 5)
-        computing = (total.seconds - total.wait_seconds) / total.steps
-        measured = measure_free_steps(run, seconds, computing) if seconds else None
-        others = max(facts["others_cpu_fraction"], load.of_others())
-        facts["others_cpu_fraction"] = others
+        measured = measure_free_steps(run, seconds, evidence.step, facts["device_name"]) if seconds else None
         if measured is None:
             return
-        measured = replace(measured, callbacks=callback_seconds(run), others=others)
-        facts["verdict"] = verdict(total, run.config.loader.name, stats, measured)
-        facts["free_step_ms"] = [1000 * measured.free[0], 1000 * measured.free[-1]]
-        facts["free_data_gain"] = [*measured.gains(total.seconds / total.steps)]
+        measured = replace(measured, callbacks=callback_seconds(run))
+        facts["verdict"] = evidence.verdict(measured).sentence(KEYS)
+        facts["free_step_ms"] = [1000 * min(measured.free), 1000 * max(measured.free)]
+        facts["free_data_gain"] = [*evidence.gains(measured)]
         facts["queueing_ms"] = None if measured.queueing is None else 1000 * measured.queueing
+        facts["peak_fraction"] = None if measured.peak is None else measured.peak[0]
 
 
 def where(run: Run) -> dict[str, Any]:
@@ -163,7 +157,7 @@ def facts_until_now(run: Run) -> dict[str, Any]:
 def limit(run: Run, total: Window) -> dict[str, Any]:
     """What limits the speed of the timed steps."""
     return {
-        "verdict": verdict(total, run.config.loader.name, run.train_loader.figures),
+        "verdict": run.timer.evidence(run.train_loader, total).verdict().sentence(KEYS),
         "data_wait_fraction": total.data_wait_fraction if total.steps else None,
     }
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from extras.report import free_data
-from extras.report.load import Load, free_seconds
+from loaders import Measured
 from tests.configs import EXTENSIONS, checkpoint, differences, stop, summary_of, train
 from training.stopping import Stopped
-from training.verdict import NO_GAIN, Measured
 
 HERE = __name__.rpartition(".")[2]
 REPORT = "+callbacks.report={_target_: extras.report.report.Report, seconds: %s}"
@@ -34,7 +33,7 @@ class Witness:
 
 
 def test_a_report_begins_with_the_verdict_and_gives_the_range_also_where_others_are_busy(tmp_path, monkeypatch):
-    monkeypatch.setattr("extras.report.report.Load.of_others", lambda _: 0.5)
+    monkeypatch.setattr("loaders.cores.CoreSeconds.others", 0.5)
     threads = "loader=threads loader.num_workers=1"
     summary = train(tmp_path, REPORT % 0.5, threads, "timing.warmup_steps=0")
     text = (tmp_path / "report.md").read_text()
@@ -44,10 +43,8 @@ def test_a_report_begins_with_the_verdict_and_gives_the_range_also_where_others_
     slower, faster = summary["free_data_gain"]
     assert 0 < low <= high and 1 <= slower <= faster
     assert f"a step takes {low:.1f} to {high:.1f} ms" in text
-    is_named = f"{slower:.2f} to {faster:.2f} times as fast" in text
-    assert is_named == (faster > NO_GAIN)
     assert re.search(r"^Reading a batch takes .* ms \(computing .* ms, .*\); workers: 1\.$", text, re.MULTILINE)
-    assert summary["memory_bytes"] > 0 and "Other programs used 50% of the cores" in text
+    assert summary["memory_bytes"] > 0 and summary["others_cpu_fraction"] == 0.5
     assert summary_of(tmp_path) == summary
 
 
@@ -55,11 +52,14 @@ def test_the_measured_verdict_is_in_the_summary_in_the_report_and_in_the_last_li
     tmp_path, monkeypatch, caplog
 ):
     caplog.set_level("INFO")
-    measured = Measured([1e-6, 2e-6], queueing=1.5e-6)
+    measured = Measured(free=[1e-6, 2e-6], loaded=[1e-6, 2e-6], queueing=1.5e-6)
     monkeypatch.setattr("extras.report.report.measure_free_steps", lambda *_: measured)
-    monkeypatch.setattr("training.verdict.WAITS", 1.0)
+    monkeypatch.setattr("loaders.verdict.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("loaders.verdict.WAITS", 1.0)
+    monkeypatch.setattr("loaders.verdict.GAINS", 1e9)
+    monkeypatch.setattr("loaders.cores.CoreSeconds.others", 0.0)
     summary = train(tmp_path, REPORT % 0.5, "timing.warmup_steps=0")
-    assert summary["verdict"].startswith("loader-bound") and summary["queueing_ms"] == pytest.approx(0.0015)
+    assert summary["verdict"].startswith("host-bound") and summary["queueing_ms"] == pytest.approx(0.0015)
     assert (tmp_path / "report.md").read_text().splitlines()[3] == summary["verdict"]
     assert caplog.messages[-1].splitlines()[-1] == summary["verdict"]
     assert str(tmp_path / "report.html") in caplog.messages[-2], "who reads the terminal finds the page"
@@ -86,11 +86,9 @@ def test_queueing_a_step_is_timed_on_an_idle_device_without_what_the_device_does
     device = Device(0.5, 0.03, 0.02)
     monkeypatch.setattr(free_data, "Accelerator", lambda _: device)
     monkeypatch.setattr(free_data, "time", SimpleNamespace(perf_counter=lambda: device.now))
-    assert free_data.queueing_seconds(device, [1, 2], steps=3) == pytest.approx(0.03), (
-        "the median, of the slowest process"
-    )
+    assert free_data.queueing_seconds(device, 1, steps=3) == pytest.approx(0.03), "the median, of the slowest process"
     device.trainer.device = torch.device("cpu")
-    assert free_data.queueing_seconds(device, [1, 2], steps=3) is None and not free_data.synchronizes(device, 1)
+    assert free_data.queueing_seconds(device, 1, steps=3) is None and not free_data.synchronizes(device, 1)
 
 
 @pytest.mark.parametrize(("text", "waits"), [("called a synchronizing CUDA operation", True), ("another", False)])
@@ -131,25 +129,17 @@ def test_after_a_signal_the_report_says_where_time_went_until_then(tmp_path):
         train(tmp_path, REPORT % 2.0, *stop(3))
     text = (tmp_path / "report.md").read_text()
     assert re.search(r"^step +\d", text, re.MULTILINE) and "instant loading was not measured" in text
-    assert text.splitlines()[3].partition(":")[0] in ("data-bound", "compute-bound")
+    assert text.splitlines()[3].startswith("not measured")
 
 
 def test_a_measurement_that_fails_leaves_the_run_complete_and_one_without_steps_has_a_report(
     tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("extras.report.free_data.kept_batches", lambda *_: [])
+    monkeypatch.setattr("extras.report.free_data.endless", lambda _: iter([]))
     summary = train(tmp_path / "run", REPORT % 2.0)
-    assert "could not be measured: IndexError" in caplog.text and summary["free_step_ms"] is None
+    assert "could not be measured: " in caplog.text and summary["free_step_ms"] is None
     resumed = train(tmp_path / "again", REPORT % 2.0, f"train.resume={tmp_path / 'run'}")
     assert resumed["free_step_ms"] is None and (tmp_path / "again" / "report.md").exists()
-
-
-def test_what_this_process_computes_is_not_charged_to_others():
-    load, before, began = Load(), free_seconds(), time.process_time()
-    while time.process_time() < began + 0.4:
-        pass
-    assert free_seconds() - before > 0.3, "the clocks of the system tick in hundredths of a second"
-    assert 0 <= load.of_others() <= 1
 
 
 @pytest.mark.slow
