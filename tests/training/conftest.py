@@ -33,6 +33,7 @@ def call(folder: Path, *arguments: str, ends_with: int = 0) -> str:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(shown), redirect_stderr(shown):
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["train.py", *arguments])
+        patch.setattr(sys, "excepthook", sys.excepthook)  # which launch replaces
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)  # composes all to read hydra.mode, which no test sets
         try:
             runpy.run_path(str(CONF.parent / "train.py"), run_name="__main__")
