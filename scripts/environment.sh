@@ -9,6 +9,7 @@ root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 venv=$root/.venv
 python=$venv/bin/python
 ready=$venv/ready
+newest=3.14 # Python that the tests run on
 
 say() { printf '%s\n' "$*" >&2; }
 fail() {
@@ -63,14 +64,14 @@ choose_python() {
     for candidate in "$@"; do
         if is_new_enough "$candidate"; then return; fi
     done
-    candidate=3.13 # uv finds or downloads it
+    candidate=$newest # uv finds or downloads it
     if has_uv && [ -z "${PYTHON:-}" ]; then return; fi
     fail "Python 3.10 or newer is needed, and $1 is $(version "$1" || echo missing):" \
         "install one, or name one as in PYTHON=python3.12 $0."
 }
 
 make_venv() {
-    choose_python python3 python3.13 python3.12 python3.11 python3.10
+    choose_python python3 python3.14 python3.13 python3.12 python3.11 python3.10
     has_uv || "$candidate" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "$candidate has no venv module: on Debian or Ubuntu, apt install python$(version "$candidate")-venv."
 
@@ -89,6 +90,11 @@ make_venv() {
     else
         "$candidate" -m venv "$venv"
     fi || fail "$candidate could not make $venv: see the reason above."
+
+    found=$(version "$python")
+    [ "${found#3.}" -le "${newest#3.}" ] ||
+        say "The tests run on Python 3.10 to $newest, and this is $found: if a package does not exist for it yet," \
+            "choose another, as in PYTHON=python$newest $0."
 }
 
 install_requirements() {

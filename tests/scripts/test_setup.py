@@ -4,6 +4,7 @@ Python and uv are shell scripts here. They answer what scripts/environment.sh as
 Python into it, and log each install. PATH has nothing else but the few tools that the scripts need.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -113,6 +114,14 @@ def test_PYTHON_chooses_the_interpreter_and_an_old_python3_gives_way_to_a_newer_
     fork.add_python("python3", "3.9")
     ready.write_text("made for another folder")
     assert "with python3.11:" in fork.says()
+
+
+def test_a_python_newer_than_the_tested_ones_is_tried_and_those_are_named_first(fork):
+    fork.add_python("python3", "3.99")
+    said = fork.says(status=1, INSTALL_FAILS="1")
+    assert re.search(
+        r"Python 3\.10 to (3\.\d\d), and this is 3\.99: .* PYTHON=python\1 (.|\n)* could not be installed", said
+    )
 
 
 @pytest.mark.parametrize("missing", ["my fork", "my fork/.venv/bin/python"])
