@@ -73,10 +73,10 @@ class Advice(NamedTuple):
     def sentence(self, names: Mapping[str, str]) -> str:
         if self.what not in names:
             return self.what
-        text = f"try {names[self.what].format(self.value)}"
+        change = names[self.what].format(self.value)
         if self.value is not None:
-            text += f" (now {self.now})"
-        return f"{self.because}: {text}" if self.because else text.capitalize()
+            change += f" (now {self.now})"
+        return f"{self.because}: try {change}" if self.because else f"Try {change}"
 
 
 @dataclass(frozen=True)
@@ -238,14 +238,15 @@ class Evidence:
         reason = self._reason(gains)
         if self.cores.others > OTHERS and self.cores.idle_cores < 1:
             reason += f"; other programs used {self.cores.others:.0%} of the cores"
-            if not self._waits_on_an_idle_machine():
+            if not self._holds_without_others():
                 return Verdict("not measured", reason, gains)
         if self.waiting >= WAITS * self.step:
             return Verdict("data-bound", reason, gains, advice=self._for_waiting())
         if slower > GAINS:
             return Verdict("loader-bound", f"{reason}: loading takes cores", gains, advice=self._for_loading())
         if faster > GAINS:
-            return Verdict("not measured", reason, gains)
+            unknown = "steps without loading were not timed" if measured is None else "its turns differ too much"
+            return Verdict("not measured", f"{reason}: {unknown}", gains)
         if measured is None:
             return Verdict("compute-bound", reason, gains)
         return self._without_loading(measured, reason, gains)
@@ -267,16 +268,19 @@ class Evidence:
             span = " to ".join(dict.fromkeys((f"{slower:.2f}", f"{faster:.2f}")))
         return f"{waits}; instant loading, which takes no cores, would make it {span} times as fast"
 
-    def _waits_on_an_idle_machine(self) -> bool:
-        """Whether steps would wait for batches, too, if other programs slowed neither loading nor computing.
+    def _holds_without_others(self) -> bool:
+        """Whether what limits the steps does so if other programs take no cores from loading and computing, too.
 
-        Computing takes less time there than here. So it is enough if loading takes longer than computing does here.
+        Computing would take less time than here. So steps would wait if loading takes longer than computing does here.
+        An accelerator that always has a step to run would have one there, too.
         """
         setting = self.setting
-        if setting.num_workers == 0:
-            return setting.depth == 0 and self.waiting >= WAITS * self.step
-        loading = self._per_batch("worker_busy_seconds") - self._per_batch("worker_queued_seconds")
-        return (1 - WAITS) * loading / setting.num_workers > self.computing
+        if self.is_ahead:
+            return True
+        if setting.num_workers == 0 and setting.depth == 0:
+            return self.waiting >= WAITS * self.step
+        alone = self._per_batch("worker_busy_seconds") - self._per_batch("worker_queued_seconds")
+        return (1 - WAITS) * alone / max(1, setting.num_workers) > self.computing
 
     def _without_loading(self, measured: Measured, reason: str, gains: tuple[float, float]) -> Verdict:
         """Says whether Python or the device limits steps that loading does not limit."""

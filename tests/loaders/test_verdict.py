@@ -82,6 +82,7 @@ MIXED = Measured(free=[0.06, 0.09] * 4, loaded=[0.09] * 8)
         (evidence(0.3, figures=stats(busy=0.2, cpu=0.01), cores=BUSY_MACHINE), None, "data-bound"),
         (evidence(0.3, Setting("workers", num_workers=0), cores=BUSY_MACHINE), None, "data-bound"),
         (evidence(0.05, cores=BUSY_MACHINE._replace(idle=10.0)), SAME, "compute-bound"),  # but a core is idle
+        (evidence(0.05, GPU, is_ahead=True, cores=BUSY_MACHINE), None, "compute-bound"),
         # An accelerator:
         (evidence(0.05, GPU), None, "not measured"),
         (evidence(0.05, GPU, HEAVY, is_ahead=True), None, "compute-bound"),
