@@ -184,15 +184,14 @@ class Evidence:
 
     @property
     def processes(self) -> float:
-        """CPU seconds of worker processes; NaN if nobody knows them."""
+        """CPU seconds of worker processes; NaN if it is not known what workers or threads compute."""
         setting = self.setting
-        if setting.kind == "other":  # it may have threads of its own
+        has_figures = bool(self.stats.workers and self.stats.workers.read_batches)  # not of torch's own workers
+        if setting.kind == "other" or (setting.kind == "threads" and not has_figures):
             return math.nan
         if setting.num_workers == 0 or setting.kind in ("threads", "resident", "cached"):
             return 0.0
-        if setting.kind == "torch":
-            return self.cores.busy_workers * self.step
-        return self._per_batch("worker_cpu_seconds")
+        return self._per_batch("worker_cpu_seconds") if has_figures else self.cores.busy_workers * self.step
 
     @property
     def preparing(self) -> float:

@@ -40,7 +40,7 @@ def measure_free_steps(run: Run, seconds: float, step_seconds: float, device_nam
     Returns None if it would take too long, after a signal, and after an error, of which it warns.
     """
     steps = min(MOST_STEPS, max(1, int(seconds / (2 * TURNS * step_seconds))))
-    if 2 * TURNS * (steps + 1) * step_seconds > LONGEST * seconds:
+    if 2 * TURNS * steps * step_seconds > LONGEST * seconds:
         return None
     try:
         with weights_put_back(run.trainer):
@@ -71,10 +71,10 @@ def take_turns(run: Run, steps: int) -> tuple[list[float], list[float], Any] | N
     loaded = list[float]()
     free = list[float]()
     for _ in range(TURNS):
-        loaded.append(computing_seconds(run, islice(batches, steps + 1)))
+        loaded.append(computing_seconds(run, islice(batches, steps)))
         batch = next(batches)
         wait_until_idle()
-        free.append(computing_seconds(run, repeat(batch, steps + 1)))
+        free.append(computing_seconds(run, repeat(batch, steps)))
         if any(run.processes.gather(run.signals.received)):
             return None
     return loaded, free, batch
@@ -86,8 +86,8 @@ def endless(loader: Preloader) -> Iterator[Any]:
 
 
 def computing_seconds(run: Run, batches: Iterable[Any]) -> float:
-    """Trains on the batches. The mean seconds of a step after the first, without waiting, of the slowest process."""
-    timer = StepTimer(run.trainer.device, warmup_steps=1)
+    """Trains on the batches. The mean seconds of a step without its waiting, of the slowest process."""
+    timer = StepTimer(run.trainer.device, warmup_steps=0)
     for batch in timer.batches(batches):
         train_step(run, batch)
     total = timer.run()

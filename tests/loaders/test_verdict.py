@@ -70,9 +70,11 @@ MIXED = Measured(free=[0.06, 0.09] * 4, loaded=[0.09] * 8)
         (evidence(0.05, figures=HEAVY), MIXED, "not measured"),
         (evidence(0.05, figures=stats(busy=0.05, cpu=0.001)), FASTER, "compute-bound"),  # its workers wait for a disk
         (evidence(0.05, figures=HEAVY), replace(FASTER, callbacks=0.09), "compute-bound"),  # callbacks take the time
-        (evidence(0.05, Setting("torch", 2, 2, num_threads=CORES)), None, "compute-bound"),
-        (evidence(0.05, Setting("torch", 2, 2), cores=IDLE_MACHINE._replace(workers=math.nan)), None, "not measured"),
+        (evidence(0.05, WORKERS, LoaderStats()), None, "compute-bound"),  # its workers are known by their clocks
+        (evidence(0.05, WORKERS, LoaderStats(), IDLE_MACHINE._replace(workers=5.0)), None, "not measured"),
+        (evidence(0.05, WORKERS, LoaderStats(), IDLE_MACHINE._replace(workers=math.nan)), None, "not measured"),
         (evidence(0.05, Setting("other")), None, "not measured"),  # it may have threads
+        (evidence(0.05, WORKERS._replace(kind="threads"), LoaderStats()), None, "not measured"),  # it was closed
         (evidence(0.05, Setting("resident", depth=2), stats(transform=0.05)), None, "not measured"),
         # Another program works:
         (evidence(0.05, cores=BUSY_MACHINE), SAME, "not measured"),
@@ -234,22 +236,21 @@ class Rows(torch.utils.data.Dataset):
 @pytest.mark.parametrize(
     ("make", "setting"),
     [
-        (lambda: DataLoader(Rows(), 8), ("torch", 0, 0, 0)),
-        (lambda: DataLoader(Rows(), 8, num_workers=1), ("torch", 1, 2, 0)),
-        (lambda: TorchLoader(Rows(), 8, num_workers=1, seed=0), ("torch", 1, 4, 0)),
-        (lambda: WorkerLoader(Rows(), 8, num_workers=1), ("workers", 1, 2, 0)),
-        (lambda: WorkerLoader(Rows(), 8, num_workers=1, worker_method="thread", seed=0), ("threads", 1, 4, 0)),
-        (lambda: Preloader(WorkerLoader(Rows(), 8, num_workers=0, seed=0), "cpu", depth=3), ("workers", 0, 0, 3)),
-        (lambda: ResidentLoader(Rows(), 8, device="cpu"), ("resident", 0, 0, 0)),
-        (lambda: [torch.zeros(8, 3)], ("other", 0, 0, 0)),
+        (lambda: DataLoader(Rows(), 8, num_workers=1), ("torch", 1, 0)),
+        (lambda: TorchLoader(Rows(), 8, num_workers=1, seed=0), ("torch", 1, 0)),
+        (lambda: WorkerLoader(Rows(), 8, num_workers=1), ("workers", 1, 0)),
+        (lambda: WorkerLoader(Rows(), 8, num_workers=1, worker_method="thread", seed=0), ("threads", 1, 0)),
+        (lambda: Preloader(WorkerLoader(Rows(), 8, num_workers=0, seed=0), "cpu", depth=3), ("workers", 0, 3)),
+        (lambda: ResidentLoader(Rows(), 8, device="cpu"), ("resident", 0, 0)),
+        (lambda: [torch.zeros(8, 3)], ("other", 0, 0)),
     ],
 )
 def test_the_setting_of_a_loader_is_that_of_the_one_inside(make, setting, closed_later):
     loader = make()
     if hasattr(loader, "close"):
         closed_later(loader)
-    drawn = Setting.of(loader, on_cpu=True)
-    assert (drawn.kind, drawn.num_workers, drawn.depth) == (setting[0], setting[1], setting[3])
+    found = Setting.of(loader, on_cpu=True)
+    assert (found.kind, found.num_workers, found.depth) == setting
 
 
 @pytest.mark.parametrize("kind", [DataLoader, WorkerLoader])

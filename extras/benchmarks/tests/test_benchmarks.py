@@ -14,6 +14,7 @@ from tests.later import Later
 
 bench_device = Later("extras.benchmarks.bench_device")
 bench_images = Later("extras.benchmarks.bench_images")
+true_verdicts = Later("extras.benchmarks.true_verdicts")
 LITTLE = ["--seconds", "0.1", "--workers", "1"]
 TINY = ["--tiny", "--workers", "1", "--steps", "2"]
 
@@ -86,3 +87,13 @@ def test_photographs_are_as_large_as_real_ones_no_two_are_the_same_and_each_time
             assert image.size == (500, 375)
     chosen = composed_by_hydra("experiment=data_bound", "loader=torch")
     assert chosen.data["_target_"] == "extras.benchmarks.photographs.Photographs" and chosen.loader.name == "torch"
+
+
+def test_a_verdict_is_compared_with_the_truth_that_was_built_in(monkeypatch, capsys):
+    monkeypatch.setattr(true_verdicts, "SECONDS", 0.5)
+    assert true_verdicts.main(["--rounds", "1", "--only", "inline, samples sleep"]) == 0
+    monkeypatch.setattr(true_verdicts.Situation, "run", lambda situation: "host-bound: no")
+    assert true_verdicts.main(["--rounds", "1", "--only", "inline, samples sleep"]) == 1
+    output = capsys.readouterr().out.splitlines()
+    assert output[0].startswith(("right    inline, samples sleep (data-bound): data-bound: ", "withheld "))
+    assert output[-1] == "1 situations: 0 right, 0 withheld, 1 wrong"
