@@ -77,7 +77,7 @@ def readable(dataset: Any, skips: bool) -> Iterator[Any]:
 
 
 def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
-    """Names the batch's fields. Raises DataError if one is missing, or a label is no class number."""
+    """Names the fields of a batch of one or two samples. Raises DataError if one is missing, or a label is wrong."""
     batch = task.to_dict(batch)
     name = type(dataset).__name__
     fits = getattr(dataset, "fits_task", None)
@@ -88,6 +88,7 @@ def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
     for field in task.fields:
         if field not in batch:
             raise DataError(f"{name} has no {field!r}, only {', '.join(batch)}: change task.inputs or task.label")
+    task.learn_layout(batch)
     below = task.label_below
     if below:
         labels = batch[task.label] if task.label else None

@@ -2,21 +2,25 @@
 
 It leaves no trace: buffers and sums are as before, and the random generators are seeded anew. A trainer's own
 training_step is not run, as it may change weights.
+
+It also finds out whether the loss adds up the samples, or is their mean: parts of a batch are weighted accordingly.
 """
 
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from loaders import Random, move
 from training.config import ConfigError
 from training.datasets import Datasets
 from training.metrics import Means
 from training.tasks import DIRECTIONS
-from training.trainer import Trainer, evaluating, rows_of
+from training.trainer import Trainer, evaluating, parts_of, repeated, rows_of
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +28,16 @@ log = logging.getLogger(__name__)
 def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
     """Runs the network, the loss, the scores and the metrics on the first samples of the training and the test set.
 
-    smallest: the samples of the smallest part of a batch. If there is a part of one, the network also trains on one.
+    smallest: how many samples the smallest part of a batch has. If it is 1, a training step of one sample is tried.
     Raises ConfigError that says what failed, or if no score has the name task.metric, or its direction is not known.
     """
     metric = trainer.task.metric
     with no_trace(trainer):
-        first, tested = move((data.first, data.first_tested), lambda tensor: tensor.to(trainer.device))
+        first = move(data.first, lambda tensor: tensor.to(trainer.device))
         try_training(trainer, data.augment(first, Random(0, 0, 0)), smallest)
-        names = try_evaluation(trainer, data.transform(tested))
+    names = dry_run_evaluation(trainer, data)
+    check_sum(trainer)
+    check_optimized(trainer)
     if left_out := trainer.metrics.left_out:
         log.warning("task.metrics: %s: not numbers, so they are left out", ", ".join(left_out))
     if metric not in names:
@@ -39,20 +45,51 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
     trainer.task.higher_is_better = direction_of(trainer)
 
 
+def dry_run_evaluation(trainer: Trainer, data: Datasets) -> list[str]:
+    """Does what `dry_run` does for evaluation alone. Returns the names of the scores and of the metrics' values."""
+    tested = move(data.first_tested, lambda tensor: tensor.to(trainer.device))
+    with no_trace(trainer):
+        return try_evaluation(trainer, data.transform(tested))
+
+
 def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None:
     """Runs `training_step`, if it is ours, on the first samples, and on a single one if a part of a batch has one."""
     kind = type(trainer)
     if kind.training_step is not Trainer.training_step or kind.train_step is not Trainer.train_step:
         return
+    count = trainer.task.batch_length(batch)
     with naming_batch(f"{names_of(trainer)} cannot use the first training samples", batch):
-        trainer.loss_of(batch)
+        loss = trainer.loss_of(batch)
+    trainer.training_loss_is_sum = is_sum(trainer, loss, trainer.loss_of, batch)
     if smallest <= 1:
         trainer.begin_training()
-        sentence = "a batch or a part of it has one sample, on which nothing can train: "
-        sentence += "set train.last_batch=drop, or another train.batch_size or train.accumulate"
-        with naming_batch(sentence, batch):
-            trainer.loss_of(rows_of(batch, slice(1), trainer.task.batch_length(batch)))
+        with naming_batch(
+            "the network or the loss cannot train on one sample, as in the smallest batch or part of it: "
+            "set train.last_batch=drop, or another train.batch_size or train.accumulate",
+            batch,
+        ):
+            trainer.loss_of(rows_of(batch, slice(1), count))
         trainer.model.eval()
+    if divides_batches(trainer) and count > 1:
+        try_parts(trainer, loss, parts_of(batch, count, count))
+
+
+def try_parts(trainer: Trainer, loss: Tensor, parts: list[dict[str, Any]]) -> None:
+    """Warns if the losses of single samples, weighted as train_step does it, do not add up to the `loss` of all."""
+    try:
+        losses = torch.stack([trainer.loss_of(part) for part in parts])
+    except Exception:  # a loss that compares samples may need two of them
+        losses = loss.new_tensor([math.nan])
+    weights = torch.tensor(trainer.part_weights(parts)) / trainer.processes.world_size
+    total = float((weights.to(losses.device) * losses)[weights > 0].sum())
+    if not math.isclose(total, float(loss), rel_tol=0.02):
+        log.warning(
+            "the loss of two samples is %.3g, but their own losses add up to %.3g: with train.accumulate or several "
+            "processes the gradient is not that of the whole batch. If the loss weights or ignores labels, override "
+            "loss_denominator of the task (docs/cluster.md); if it compares samples, set train.accumulate=1",
+            float(loss),
+            total,
+        )
 
 
 def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
@@ -60,7 +97,8 @@ def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
     sentence = f"{names_of(trainer)} cannot use the first test samples"
     sentence += f", or {type(trainer).__name__}.evaluation_step returns no scores by name"
     with naming_batch(sentence, batch):
-        names = [*trainer.evaluation_step(batch).keys()]
+        scores = trainer.evaluation_step(batch)
+        names = [*scores.keys()]
     with naming_batch("task.metrics cannot compute", batch):
         try:
             names += trainer.metrics.compute()
@@ -68,7 +106,62 @@ def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
             log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
             if trainer.metrics.metric_of(trainer.task.metric):  # compute() may work on more samples
                 names.append(trainer.task.metric)
+    if "loss" in scores:
+        trainer.evaluation_loss_is_sum = is_sum(
+            trainer, scores["loss"], lambda batch: trainer.evaluation_step(batch)["loss"], batch
+        )
     return names
+
+
+def is_sum(trainer: Trainer, loss: Any, step: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> bool:
+    """Whether `step`, which returned `loss` for a batch, adds up the samples: then four times the batch has four times
+    the loss.
+
+    Twice would not do: if each sample is to be told from the others of its batch, the mean loss grows from log 2 to
+    log 4, and with four times the batch to log 8.
+    """
+    try:
+        larger = float(step(repeated(batch, 4, trainer.task.batch_length(batch))))
+        if larger == 0:  # such as the sum over ignored labels
+            return getattr(trainer.task.own_loss, "reduction", "") == "sum"
+        return math.isclose(larger, 4 * float(loss), rel_tol=0.15)
+    except Exception:  # a network may fix the size of its batches
+        return False
+
+
+def divides_batches(trainer: Trainer) -> bool:
+    return trainer.train_config.accumulate > 1 or trainer.processes.world_size > 1
+
+
+def check_sum(trainer: Trainer) -> None:
+    """Raises ConfigError if a training step that is not ours may return the sum of a part of a batch."""
+    kind = type(trainer)
+    has_own_loss = kind.train_step is Trainer.train_step and kind.training_step is not Trainer.training_step
+    if has_own_loss and trainer.evaluation_loss_is_sum and divides_batches(trainer):
+        raise ConfigError(
+            f"the loss of {type(trainer.task).__name__} adds up the samples; with train.accumulate or several "
+            f"processes {kind.__name__}.training_step has to return the mean: set reduction=mean in task.loss"
+        )
+
+
+def check_optimized(trainer: Trainer) -> None:
+    """Says which parameters the task has, and warns of those that no optimizer has."""
+    optimized = {
+        id(weight)
+        for optimizer in trainer.optimizers
+        for group in optimizer.param_groups
+        for weight in group["params"]
+    }
+    trainable = {name: weight for name, weight in trainer.task.named_parameters() if weight.requires_grad}
+    left_out = [name for name, weight in trainable.items() if id(weight) not in optimized]
+    if left_out:
+        log.warning(
+            "task: no optimizer has %s, so they keep their values: add self.task.parameters() in "
+            "configure_optimizers()",
+            ", ".join(left_out),
+        )
+    elif trainable:
+        log.info("task: %s are trained too; requires_grad_(False) keeps their values", ", ".join(trainable))
 
 
 def names_of(trainer: Trainer) -> str:

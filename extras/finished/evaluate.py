@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from extras.finished.evaluation import Evaluation
 from extras.finished.finished_run import SPLITS, FinishedRun, parser
 from scripts.command import run_script
+from training.dry_run import dry_run_evaluation
 from training.files import write_whole
 from training.results import plain
 from training.tasks import classes_of
@@ -64,6 +65,7 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
     evaluation = None
     if task.label_below and normalize is not None and not has_own_step:
         evaluation = Evaluation(classes_of(run.data.train), normalize.fields[0], normalize.mean, normalize.std)
+    dry_run_evaluation(trainer, run.data)
     step = trainer.evaluation_step
     samples = 0
     outputs = list[Tensor]()

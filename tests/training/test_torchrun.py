@@ -136,6 +136,7 @@ def test_after_a_rank_was_killed_the_run_is_restarted_and_ends_with_the_same_bit
         f"{NO_DROPOUT} trainer._target_={EXTENSIONS}.Alternating",  # two optimizers
         f"{UNUSED} train.max_steps=3 train.find_unused_parameters=true",
         "train.accumulate=2 task.loss={_target_: torch.nn.CrossEntropyLoss, ignore_index: 3}",
+        "train.accumulate=2 task.loss={_target_: torch.nn.CrossEntropyLoss, reduction: sum} optim.lr=0.001",
     ],
 )
 def test_other_steps_are_the_same_in_two_processes_too(python, tmp_path, settings):

@@ -1,0 +1,204 @@
+"""What a loss and a score may be: a mean or a sum, with weights, ignored labels and parameters of its own."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from tests.configs import FAST, checkpoint, composed, train
+from tests.data.reading import refused
+from training.checks import check_batch
+from training.config import checked
+from training.dry_run import is_sum, no_trace, try_parts
+from training.prepare import prepare
+from training.tasks import Task
+from training.trainer import Trainer, parts_of
+
+CLASSES = 10
+IGNORED = 7
+SCALE = "task.loss={_target_: tests.training.test_losses.Scaled}"
+
+
+class Kept(Trainer):
+    """Keeps the gradient of each step, and does not change the weights."""
+
+    def optimizer_step(self, optimizer):
+        self.gradient = [weight.grad.clone() for weight in self.model.parameters()]
+        optimizer.zero_grad()
+
+
+class Scaled(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, outputs, labels):
+        return functional.cross_entropy(outputs * self.scale, labels)
+
+
+class OnModelOnly(Trainer):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.model.parameters(), 0.1)
+
+
+class OwnStep(Trainer):
+    def training_step(self, batch):
+        inputs, labels = self.inputs_and_labels(batch)
+        return self.task.loss(self.model(*inputs), labels)
+
+
+def contrastive(outputs, labels):
+    """The mean loss of telling each sample from the others of its batch."""
+    similar = outputs @ outputs.T
+    return functional.cross_entropy(similar * 0.0, torch.arange(len(outputs)))
+
+
+def weighted(outputs, labels):
+    """A mean that divides by weights, of which nothing knows."""
+    return functional.cross_entropy(outputs, labels, torch.arange(1.0, CLASSES + 1))
+
+
+def mean_score(outputs, labels):
+    return (outputs.argmax(1) == labels).float().mean()
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    with ExitStack() as cleanup:
+        config = checked(composed(*FAST, f"trainer._target_={__name__}.Kept"))
+        yield prepare(config, None, cleanup).trainer
+
+
+LOSSES = st.one_of(
+    st.builds(
+        lambda kind, reduction, weight, ignored: kind(weight, reduction=reduction, ignore_index=ignored),
+        st.sampled_from([nn.CrossEntropyLoss, nn.NLLLoss]),
+        st.sampled_from(["mean", "sum", "none"]),
+        st.sampled_from([None, torch.arange(1.0, CLASSES + 1)]),
+        st.sampled_from([-100, IGNORED]),
+    ),
+    st.builds(nn.MultiMarginLoss, reduction=st.sampled_from(["mean", "sum", "none"])),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(loss=LOSSES, labels=st.lists(st.integers(0, CLASSES - 1), min_size=2, max_size=9), parts=st.integers(1, 9))
+def test_parts_of_a_batch_give_the_gradient_of_the_whole_whatever_the_loss(trainer, loss, labels, parts):
+    is_mean = loss.reduction == "mean"
+    assume(not is_mean or any(label != IGNORED for label in labels))  # a mean over nothing is NaN
+    images = torch.randn(len(labels), 3, 8, 8, generator=torch.Generator().manual_seed(len(labels)))
+    batch = {"image": images, "label": torch.tensor(labels)}
+    trainer.task = Task(None, loss=loss)
+    trainer.train_config = replace(trainer.train_config, accumulate=parts)
+    first = parts_of(batch, len(labels), len(labels) // 2)[0]
+    with no_trace(trainer):
+        found = is_sum(trainer, trainer.loss_of(first), trainer.loss_of, first)
+    trainer.training_loss_is_sum = found
+    assert found == (loss.reduction == "sum")
+
+    trainer.train_step(batch)
+    whole = loss(trainer.model(images), batch["label"]).mean()
+    expected = torch.autograd.grad(whole, list(trainer.model.parameters()))
+    torch.testing.assert_close(trainer.gradient, list(expected), rtol=1e-4, atol=1e-5)
+    logged = trainer.means.read()["loss"]
+    assert logged == pytest.approx(whole.item() / (len(labels) if found else 1), rel=1e-4, abs=1e-6)
+
+
+def test_the_test_loss_of_a_sum_does_not_depend_on_the_size_of_batches(tmp_path):
+    losses = {}
+    for reduction in ("mean", "sum"):
+        for size in (16, 64):
+            loss = f"task.loss={{_target_: torch.nn.CrossEntropyLoss, reduction: {reduction}}} optim.lr=0"
+            summary = train(tmp_path / f"{reduction} {size}", *FAST, loss, f"train.batch_size={size}")
+            losses[reduction, size] = summary["test_loss"]
+    assert len({round(loss, 4) for loss in losses.values()}) == 1
+
+
+def test_a_training_step_of_ones_own_with_a_sum_is_refused_only_if_batches_are_divided(tmp_path):
+    own = f"trainer._target_={__name__}.OwnStep task.loss={{_target_: torch.nn.CrossEntropyLoss, reduction: sum}}"
+    train(tmp_path / "whole", *FAST, own)
+    with refused("reduction=mean"):
+        train(tmp_path / "parts", *FAST, own, "train.accumulate=2")
+
+
+@pytest.mark.parametrize("loss", [contrastive, weighted])
+def test_a_loss_whose_parts_do_not_add_up_is_a_mean_and_warned_of(trainer, caplog, loss):
+    trainer.task = Task(None, loss=loss)
+    batch = {"image": torch.randn(2, 3, 8, 8), "label": torch.tensor([0, 9])}
+    with no_trace(trainer):
+        whole = trainer.loss_of(batch)
+        assert not is_sum(trainer, whole, trainer.loss_of, batch)
+        try_parts(trainer, whole, parts_of(batch, 2, 2))
+    assert "loss_denominator" in caplog.text
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum")])
+def test_a_loss_whose_parts_add_up_is_not_warned_of(trainer, caplog, loss):
+    trainer.task = Task(None, loss=loss)
+    trainer.training_loss_is_sum = loss.reduction == "sum"
+    batch = {"image": torch.randn(2, 3, 8, 8), "label": torch.tensor([0, 9])}
+    with no_trace(trainer):
+        try_parts(trainer, trainer.loss_of(batch), parts_of(batch, 2, 2))
+    assert not caplog.text
+
+
+def test_parameters_of_a_loss_are_trained_and_saved(tmp_path, caplog):
+    caplog.set_level("INFO")
+    train(tmp_path, *FAST, SCALE)
+    assert checkpoint(tmp_path)["others"]["task"]["own_loss.scale"] != 1
+    assert "own_loss.scale are trained too" in caplog.text
+
+
+def test_a_parameter_of_a_loss_that_no_optimizer_has_is_warned_of(tmp_path, caplog):
+    train(tmp_path, *FAST, SCALE, f"trainer._target_={__name__}.OnModelOnly")
+    assert "own_loss.scale" in caplog.text and "configure_optimizers" in caplog.text
+    assert checkpoint(tmp_path)["others"]["task"]["own_loss.scale"] == 1
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (10,)])
+def test_a_score_that_is_not_one_of_each_sample_is_refused(shape):
+    task = Task(None, extra_scores={"mine": lambda outputs, labels: torch.ones(shape)})
+    own = type("Own", (Task,), {"scores": lambda self, outputs, labels: {"mine": torch.ones(shape)}})(None)
+    for scored in (task, own):
+        with refused("mine .*task.metrics"):
+            scored.all_scores(torch.zeros(3, CLASSES), torch.zeros(3))
+
+
+# Batches of two samples, whose length their lists do not tell: lists of fields, or of samples.
+A, B = torch.zeros(2, 5), torch.ones(2, 5)
+LAYOUTS = {
+    "a pair": {"image": [A, B]},
+    "three fields": {"image": (A, B, A)},
+    "pairs as inputs and labels": {"image": [A, B], "label": [A, B]},
+    "a dict of fields": {"image": {"ids": A, "mask": B, "more": A}},
+    "images of many sizes": {"image": [torch.zeros(3, 4, 5), torch.zeros(3, 6, 7)]},
+    "boxes": {"image": [torch.zeros(3, 4, 4)] * 2, "label": [{"boxes": torch.zeros(2, 4)}] * 2},
+    "texts": {"image": ["one", "another"]},
+    "a stack beside a pair": {"image": [A, B, A], "label": torch.zeros(2)},
+}
+
+
+@pytest.mark.parametrize("batch", LAYOUTS.values(), ids=LAYOUTS)
+def test_the_length_of_a_batch_is_known_whatever_its_lists_hold(batch):
+    task = Task(None, label="label" if "label" in batch else None)
+    check_batch(batch, None, task)
+    assert task.batch_length(batch) == 2
+    larger = {name: longer(value) for name, value in batch.items()}
+    assert task.batch_length(larger) == 6
+
+
+def longer(value):
+    """A batch three times as long: what a collate function makes of six samples."""
+    if isinstance(value, torch.Tensor):
+        return torch.cat([value] * 3)
+    if isinstance(value, dict):
+        return {name: longer(field) for name, field in value.items()}
+    are_fields = all(isinstance(item, torch.Tensor) and len(item) == 2 for item in value)
+    return [longer(item) for item in value] if are_fields else [*value] * 3
