@@ -3,6 +3,8 @@
 import pytest
 from torch import nn
 
+from loaders.build import LOADERS
+from tests.configs import composed_by_hydra
 from tests.data.reading import refused
 from training.build import build
 from training.datasets import build_data
@@ -61,3 +63,10 @@ def test_a_network_without_weights_to_train_is_a_sentence(network):
     freeze(network, None)
     with refused("has no weights to train"):
         build_optimizer(network, {"_target_": "torch.optim.SGD", "lr": 0.1})
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_loaders_that_a_sweep_compares_take_each_others_settings(name):
+    settings = {"num_workers": 1, "prefetch_factor": 3, "preload_depth": 1, "timeout": 5.0, "retries": 1, "streams": 2}
+    config = composed_by_hydra(f"loader={name}", *(f"loader.{key}={value}" for key, value in settings.items()))
+    assert {key: config.loader[key] for key in settings} == settings
