@@ -168,6 +168,15 @@ def test_a_container_that_cannot_be_made_anew_stays_as_it_is_and_is_named_if_a_t
         move([keyed], add_one)
 
 
+@pytest.mark.parametrize("kind", [dict, list, Point])
+def test_a_tree_that_refers_back_is_refused_in_words(kind):
+    child = {}
+    tree = {dict: {"child": child}, list: [child], Point: Point(child, 0)}[kind]
+    child["parent"] = tree
+    with pytest.raises(TypeError, match="contains itself"):
+        move({"image": torch.zeros(2), "tree": tree}, add_one)
+
+
 def test_an_object_with_a_to_method_is_moved_by_it_and_its_tensors_are_found():
     packed = pack_sequence([torch.ones(3), torch.ones(1)])
     moved, other = move([packed, Movable(torch.zeros(2))], lambda leaf: leaf.to(torch.float64))

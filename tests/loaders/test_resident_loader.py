@@ -104,6 +104,14 @@ def test_arrays_of_another_length_are_refused(make):
         iter(make(dataset))
 
 
+@pytest.mark.parametrize("array", [np.arange(6)[::-1], np.arange(6, dtype=">i4"), np.arange(12)[::2]])
+def test_arrays_of_any_strides_and_byte_order_are_taken(make, array):
+    dataset = Arrays(6)
+    dataset.arrays = lambda: {"value": array}
+    loader = make(dataset, batch_size=6, shuffle=False, augment=None)
+    assert [batch["value"].tolist() for batch in loader] == [array.tolist()]
+
+
 # Datasets that are read once
 
 
