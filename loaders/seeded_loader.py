@@ -5,6 +5,7 @@ So batches have the same bytes with any number of workers, a resume is exact, an
 
 import logging
 import sys
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from .arguments import as_index
-from .iterators import Cursor, EpochIterator, Position, no_batch_left
+from .iterators import IN_USE, Cursor, EpochIterator, Position, no_batch_left
 from .order import Order
 from .plans import OrderPlan, Plan, SamplerPlan, length_of
 from .randomness import fold
@@ -78,6 +79,8 @@ class SeededLoader(WorkerLoader[T_co]):
             newest = self._newest()
             current = newest if newest is not None and newest.is_running else iter(self)
             self._current = current
+        if current.preloading is not None:
+            raise RuntimeError(IN_USE)
         try:
             return next(current)
         except StopIteration:
@@ -147,6 +150,8 @@ class SeededLoader(WorkerLoader[T_co]):
 
     def _check_state(self, state: dict[str, Any]) -> None:
         """Raises ValueError if the state is another loader's, or is not a loader's state."""
+        if not isinstance(state, Mapping):
+            raise ValueError(f"load_state_dict({state!r}): give it a state that state_dict() returned")
         for key, ours in {"version": VERSION, **self._identity()}.items():
             if state.get(key) != ours:
                 raise ValueError(

@@ -52,6 +52,10 @@ class Reading:
     keeps_slot: bool = False  # the worker, or a process that it forked, can still read what it wrote
 
     @property
+    def has_batch(self) -> bool:
+        return self.error is None and not self.is_empty
+
+    @property
     def has_notes(self) -> bool:
         """Returns whether there are notes beside the batch."""
         return bool(self.skipped or self.retried) or self.is_empty or self.place is not None

@@ -144,6 +144,7 @@ def test_a_state_of_another_order_is_refused_with_both_values_and_changes_nothin
     take(iter(loader), 1)
     before = saved(loader)
     wrong = [({**before, "seed": 7}, "seed=7", "seed=0"), ({**before, "version": 0}, "version=0", "version=")]
+    wrong += [(None, "None", "state_dict()"), ([before], "[{", "state_dict()")]
     if not case.is_stream:
         wrong += [
             ({**before, "dataset_length": 99}, "dataset_length=99", f"dataset_length={LENGTH}"),

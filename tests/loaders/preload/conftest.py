@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-import loaders.preload.epoch
+import loaders.preload.engine
 from loaders import Preloader
 
 
@@ -46,8 +46,8 @@ def blocking():
 @pytest.fixture
 def impatient(monkeypatch):
     """The end of an epoch does not wait long for a thread that does not come back."""
-    monkeypatch.setattr(loaders.preload.epoch, "JOIN_SECONDS", 0.05)
-    monkeypatch.setattr(loaders.preload.epoch, "GIVE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(loaders.preload.engine, "JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(loaders.preload.engine, "GIVE_UP_SECONDS", 0.05)
 
 
 @pytest.fixture

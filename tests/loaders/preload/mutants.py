@@ -24,7 +24,7 @@ ERROR = (
 BEGIN = "self.stream.wait_stream(self.accelerator.current_stream())"
 PRELOADER = "loaders/preload/preloader.py"
 CALL = "        self._copier.begin()\n"
-BEFORE = "        key = self._begin()\n"
+BEFORE = "        seed, number, first, rank = self._begin()\n"
 
 SLOTS = "loaders/workers/slots.py"
 LOCKS = "loaders/page_locks.py"
@@ -47,7 +47,7 @@ MUTANTS = {
     "an error drops the hold": [(COPY, FINALLY, ERROR)],
     "no wait at the end": [(COPY, "            (self._held[0].event or self.accelerator).synchronize()\n", "")],
     "the thread is on the default stream": [
-        ("loaders/preload/epoch.py", "accelerator.using(self._copier.stream)", "accelerator.using(None)")
+        ("loaders/preload/engine.py", "accelerator.using(self._copier.stream)", "accelerator.using(None)")
     ],
     "the consumer's stream does not wait": [(COPY, "consumer.wait_event(ready.event)", "pass")],
     "ready before the transform": [(COPY, MOVE, MOVE + EARLY), (COPY, "Ready(done)", "Ready(early)")],

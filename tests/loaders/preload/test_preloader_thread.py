@@ -11,7 +11,8 @@ from example_datasets import Noisy, contents
 
 from loaders import WorkerLoader
 from loaders.preload.device_copy import DeviceCopier, Held
-from loaders.preload.epoch import PreloadedEpoch
+from loaders.preload.engine import PreloadEngine
+from loaders.preload.foreign import ForeignEpoch
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
 THREADED = pytest.mark.parametrize("depth", [1, 3])
@@ -117,7 +118,7 @@ def test_the_thread_is_not_taken_for_a_training_loops_that_has_ended_though_it_h
 
 def test_a_thread_that_begins_when_its_epoch_has_ended_leaves_the_next_epochs_batches_alone():
     copier = DeviceCopier("cpu", None, 2)
-    epoch = PreloadedEpoch(iter([]), copier, 2, (0, 0, 0, 0), lambda: None)
+    epoch = PreloadEngine(ForeignEpoch(iter([]), lambda: None).iterator(0, 0), copier, 2, (0, 0, 0))
     epoch.end()
     copier._held.append(Held("a batch that is being copied"))
     epoch.fill()
@@ -184,7 +185,7 @@ class WithoutModules:
         threading.is_gone
 
 builtins.outlives_modules = Preloader([], "cpu", 0)
-builtins.outlives_modules._epoch = WithoutModules()
+builtins.outlives_modules._engine = WithoutModules()
 builtins.iterators = [iter(WorkerLoader(range(100), num_workers=workers, seed=0)) for workers in (0, 1)]
 for iterator in builtins.iterators:
     next(iterator)

@@ -89,13 +89,13 @@ def test_every_batch_is_whole_and_in_its_place(method, depth, batches):
 def test_a_preloader_gets_page_locked_batches_and_nobody_else(method):
     with WorkerLoader(Pattern(), ROWS, seed=0, num_workers=2, worker_method=method) as loader:
         iterator = iter(loader)
-        borrower = Accelerator("cuda")
+        iterator.engine.borrower = Accelerator("cuda")
         for _ in range(BATCHES // 2):
-            lent = iterator.lend(borrower)
+            lent = next(iterator)
         assert lent["image"].is_pinned()
         copy = lent["image"].cuda(non_blocking=True)
         assert torch.equal(copy, images_of(torch.arange(BATCHES // 2 * ROWS)[-ROWS:].cuda()))
-        assert not any(batch["image"].is_pinned() for batch in iterator)
+        assert not any(batch["image"].is_pinned() for batch in loader)
 
 
 @pytest.fixture

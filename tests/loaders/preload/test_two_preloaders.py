@@ -51,12 +51,12 @@ def test_a_preloader_whose_epoch_another_has_ended_knows_its_state_and_begins_an
         assert [batch.tolist() for batch in older] == epoch(0)[1:]
 
 
-def test_a_batch_that_is_taken_past_a_running_preloader_is_refused_and_none_is_lost():
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_batch_that_is_taken_past_a_running_preloader_is_refused_and_none_is_lost(depth):
     with workers() as loader:
-        preloader = Preloader(loader, "cpu", 2)  # its thread stays until room for the last batches is given
-        iterator = iter(preloader)
+        iterator = iter(Preloader(loader, "cpu", depth))
         batches = [next(iterator)]
-        with pytest.raises(RuntimeError, match="a Preloader's thread reads this epoch"):
+        with pytest.raises(RuntimeError, match="a Preloader reads this epoch"):
             next(loader)
         batches += iterator
         assert [batch.tolist() for batch in batches] == epoch(0)

@@ -1,0 +1,69 @@
+"""Numbers for the batches of an iterator that is not ours, which can only be asked for its next batch."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ..accelerator import Accelerator
+from ..background import reraise_of_signal
+from ..iterators import Cursor, EpochIterator, Position
+from ..plans import Plan
+from ..workers.messages import Reading
+
+
+class ForeignTask(NamedTuple):
+    """The iterator is like a single stream, whose place is the loader's state."""
+
+    stream: int = 0
+
+
+class ForeignEpoch(Plan):
+    """Is plan, engine and loader of an EpochIterator. `get` may be asked for the same number again, or for the next.
+
+    state_of: returns the loader's state; None if it has none.
+    """
+
+    borrower: Accelerator | None = None  # is ignored
+    most = 0
+    pin_memory = False
+    steps_per_epoch = None
+
+    def __init__(self, batches: Iterator[Any], state_of: Callable[[], Any]) -> None:
+        self.processes: list[Any] = []
+        self._batches = batches
+        self._state_of = state_of
+        self._end = sys.maxsize
+        self._number = -1  # of the last reading
+        self._reading = Reading()
+
+    def iterator(self, epoch: int, first: int) -> EpochIterator:
+        """Returns an iterator over the batches; `first` is the number of the first one in the epoch."""
+        cursor = Cursor(Position(epoch, first, first, {0: self._state_of()}))
+        return EpochIterator(self, self, cursor, self, owns_engine=False)
+
+    def has(self, number: int) -> bool:
+        return number < self._end
+
+    def get(self, plan: Plan, number: int) -> Reading:
+        """Returns what comes next. Raises a signal handler's error: it is no batch's."""
+        if number != self._number:
+            reading = Reading(task=ForeignTask())
+            try:
+                # Not next(): no signal handler runs before the batch is kept.
+                reading.batch = self._batches.__next__()
+            except StopIteration:
+                reading.is_empty = True
+                self._end = number + 1
+            except Exception as error:
+                reraise_of_signal(error)
+                reading.error = error
+            self._reading = reading
+            self._number = number
+        self._reading.place = self._state_of()
+        return self._reading
+
+    def close(self) -> None:
+        """Does nothing: the Preloader closes its loader."""
+
+    def state_at(self, position: Position) -> Any:
+        return (position.places or {})[0]
