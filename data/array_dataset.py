@@ -44,8 +44,6 @@ class ArrayDataset(Transformed):
         if labels.shape not in (images.shape[:1], (len(images), 1)) or labels.dtype.kind not in "biu":
             form = f"{labels.dtype} {labels.shape}"
             raise DataError(f"{len(images)} images need labels of shape ({len(images)},), integers, not {form}")
-        if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
-            raise DataError(f"labels go from {labels.min()} to {labels.max()}, number them 0 to {len(classes) - 1}")
         self.image_shape = images.shape[1:]
         largest = min(self.image_shape[:2]) - 1  # more pixels than that cannot be reflected
         if not 0 <= pad <= largest:
@@ -108,6 +106,11 @@ class ArrayDataset(Transformed):
         plain.flip = False
         plain.use_transform(self.test_transform)
         return plain
+
+    def sample_ids(self) -> np.ndarray:
+        """What identifies a sample: its pixels, without what they were padded by."""
+        pixels: np.ndarray = self._unpadded(self.images)
+        return pixels
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All samples before augmentation: "image", uint8 (N, H + 2 pad, W + 2 pad, C), and "label", int64 (N,)."""

@@ -64,7 +64,7 @@ class ImageTable(ImageFiles):
             if is_val.any():
                 self.is_val = is_val
             if group is not None:
-                self.val_groups = np.unique(rows.column(group), return_inverse=True)[1]
+                self.val_groups = rows.column(group).astype(str)
         elif test_table:
             rows = Rows(test_table, columns)
         else:
@@ -97,6 +97,10 @@ class ImageTable(ImageFiles):
                 classes = columns
         self.classes = tuple(map(str, classes or ()))
 
+    def sample_ids(self) -> np.ndarray:
+        """The path of each image as the table has it, bytes (N,)."""
+        return self.files
+
     def path(self, index: int) -> str:
         return os.path.join(self.folder, os.fsdecode(self.files[index]))
 
@@ -106,7 +110,7 @@ class Rows:
 
     def __init__(self, table: str | Path, names: Sequence[Any]) -> None:
         self.path = Path(table).expanduser()
-        self.names = list(names)
+        self._columns = {name: column for column, name in enumerate(names)}
         rows = read_table(self.path, list(map(str, names)))
         self.numbers = rows[:, 0]
         self._cells = rows[:, 1:]
@@ -119,10 +123,10 @@ class Rows:
         return f"{self.path}, row {self.numbers[row]}"
 
     def column(self, name: Any) -> np.ndarray:
-        return self._cells[:, self.names.index(name)]
+        return self._cells[:, self._columns[name]]
 
     def columns(self, names: Sequence[Any]) -> np.ndarray:
-        return np.stack([self.column(name) for name in names], axis=1)
+        return self._cells[:, [self._columns[name] for name in names]]
 
     def parts(self, split: str) -> np.ndarray:
         parts = self.column(split)

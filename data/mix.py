@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset
 
-from data.array_dataset import ArrayDataset
+from data import optional
+from data.classes import with_classes
 from data.errors import DataError, check_choice
-from data.images.crops import CroppedDataset, class_indices
 from data.own_transform import switch
 from data.subset import split, unaugmented
 from loaders import Mixture, offers
@@ -29,8 +29,8 @@ def mixed(
 
     parts: functions of `train` that return a dataset, by name.
     weights: how often each part is drawn, by name, see loaders.Mixture. None: in proportion to the lengths.
-    classes, mean, std: None: the values that all parts have. The labels of our own datasets are translated to
-    `classes`. Raises DataError for parts that do not fit together.
+    classes: the labels of all parts become numbers of these names: see data/classes.py. None: those of the first part.
+    mean, std: None: the values that all parts have. Raises DataError for parts that do not fit together.
     """
     if not parts:
         raise DataError("data.parts is empty: put /data@data.parts.NAME: image_folder into an experiment's defaults")
@@ -39,16 +39,18 @@ def mixed(
     if test is None:
         test = next(iter(parts))
     check_choice("data.test", test, parts)
-    names = parts if train else [test]
+    names = list(parts) if train else [test]
     datasets = {name: parts[name](train=train) for name in names}
     for name, dataset in datasets.items():
         if isinstance(dataset, IterableDataset):
             raise DataError(f"data.parts.{name} is a stream: a mixture needs datasets that have a length")
-        if classes is not None and isinstance(dataset, ArrayDataset | CroppedDataset):
-            labels = np.array(dataset.classes)[dataset.labels]
-            where = f"data.parts.{name}, sample {{}}".format
-            dataset.labels = class_indices(labels, np.array(classes), where, "add it to data.classes")
-            dataset.classes = tuple(classes)
+    owner = "data.classes"
+    if train and classes is None:
+        first = names[0]
+        owner = f"data.parts.{first}"
+        classes = optional(datasets[first], "classes")
+    for name in datasets:
+        datasets[name] = with_classes(datasets[name], classes, owner, f"data.parts.{name}")
     if not train:
         return datasets[test]
     return Mix(datasets, weights, test, {"classes": classes, "mean": mean, "std": std})
@@ -61,8 +63,6 @@ class Mix(ConcatDataset[Any]):
     all parts have. Raises DataError if theirs differ.
     """
 
-    is_val = None  # a part may have samples to validate on: see data.subset.split
-
     def __init__(
         self, parts: dict[str, Any], weights: dict[str, float] | None, tested: str, about: dict[str, Any]
     ) -> None:
@@ -72,7 +72,7 @@ class Mix(ConcatDataset[Any]):
         self.tested = self.names.index(tested)
         for key, value in about.items():
             if value is None:
-                value = self._common(key, [getattr(part, key, None) for part in parts.values()])
+                value = self._common(key, [optional(part, key) for part in parts.values()])
             setattr(self, key, value)
         if self.read_batch is not None:
             self._common("image_size", [part.sample_spec().items() for part in parts.values()])
@@ -103,7 +103,10 @@ class Mix(ConcatDataset[Any]):
 
     @property
     def labels(self) -> np.ndarray:
-        return np.concatenate([part.labels for part in self.datasets])  # type: ignore[attr-defined]
+        labels = [optional(part, "labels") for part in self.datasets]
+        if any(part is None for part in labels):
+            raise AttributeError("a part of the mixture has no labels")
+        return np.concatenate(labels)
 
     def split_parts(self, fraction: float) -> list["Mix"]:
         """Splits each part by itself: see data.subset.split."""

@@ -3,16 +3,26 @@
 split: divides a dataset into training and validation samples, the same ones each time.
 """
 
+import logging
+import os
 from collections.abc import Sequence
+from copy import copy
+from hashlib import blake2b
 from inspect import ismethod
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import ConcatDataset
 
+from data import OPTIONAL, optional
 from data.errors import DataError
 from data.own_transform import switch
-from loaders import offers
+from loaders import Random, offers
 
+log = logging.getLogger(__name__)
+
+KEPT = 16_384  # identities in a sketch: 128 kB
 PASSED_ON = ("classes", "mean", "std", "sample_spec", "augment_batch", "prepare")  # not a value per sample
 TRANSLATED = ("will_read", "path")  # methods that get translated indices
 
@@ -34,11 +44,13 @@ class Subset:
         kind = type(self).__name__
         if name.startswith("_") or name in ("dataset", "indices"):
             raise AttributeError(f"{kind} has no {name}")
-        value = getattr(self.dataset, name)
+        value = optional(self.dataset, name) if name in OPTIONAL else getattr(self.dataset, name)
+        if value is None and name in OPTIONAL:
+            raise AttributeError(f"{kind} has no {name}")
         if name in PASSED_ON:
             return value
         if name == "without_augmentation":
-            return lambda: Subset(value(), self.indices)
+            return lambda: self._of(value())
         if name in TRANSLATED:
             return lambda index: value(self.indices[index])
         if ismethod(value):
@@ -51,6 +63,14 @@ class Subset:
         if getattr(value, "shape", ())[:1] == (count,):
             return value[self.indices]
         return value
+
+    def _of(self, dataset: Any) -> Any:
+        """The samples at the same indices of another dataset."""
+        other = copy(self)
+        other.dataset = dataset
+        for name in ("read_batch", "arrays"):
+            switch(other, name, offers(dataset, name))
+        return other
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -67,23 +87,31 @@ class Subset:
 
 def unaugmented(dataset: Any) -> Any:
     """The same samples without augmentation, if the dataset has a method for it; else the dataset."""
-    if hasattr(dataset, "without_augmentation"):
-        return dataset.without_augmentation()
+    plain = optional(dataset, "without_augmentation")
+    return dataset if plain is None else plain()
+
+
+def undivided(dataset: Any) -> Any:
+    """The dataset that subsets are parts of."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
     return dataset
 
 
 def split(dataset: Any, fraction: float) -> tuple[Any, Any]:
     """Splits the dataset into (training samples, validation samples), each in the dataset's order.
 
-    The validation samples are a random `fraction` (0..1), the same ones each time, and are not augmented. With 0 there
-    are none. A dataset may have `is_val`, bool (N,), which names the validation samples; `val_groups`, (N,): samples
-    of a group are never separated; `stratify`: each class in `labels` is split by itself. So is each part of a
-    mixture. Raises DataError if the dataset cannot be split so.
+    Nearly a `fraction` (0..1) of the samples validates, not augmented; with 0 none does. Invariant: a sample's side
+    follows from what it is (`identities`), so it stays there when others come, go or move, and a larger fraction adds
+    to the validation samples. A dataset may have `is_val`, bool (N,), which names the validation samples;
+    `val_groups`, (N,): samples of a group are never separated; `stratify`: see `choose`. A mixture's parts are split
+    one by one. Raises DataError if the dataset cannot be split so.
     """
-    if hasattr(dataset, "split_parts"):
-        training, validation = dataset.split_parts(fraction)
+    split_parts = optional(dataset, "split_parts")
+    if split_parts is not None:
+        training, validation = split_parts(fraction)
         return training, validation
-    is_val = getattr(dataset, "is_val", None)
+    is_val = optional(dataset, "is_val")
     if is_val is None:
         if not fraction:
             return dataset, Subset(dataset, np.arange(0))
@@ -95,47 +123,89 @@ def split(dataset: Any, fraction: float) -> tuple[Any, Any]:
 
 
 def choose(dataset: Any, fraction: float) -> np.ndarray:
-    """Chooses the validation samples at random: bool (N,)."""
+    """Chooses the validation samples: bool (N,).
+
+    They are those whose hash, or that of their group, is below the fraction. If that leaves a side empty, the sample
+    or group that is nearest to it changes sides. With `stratify` this holds for each class, unless it should have less
+    than half a validation sample. A group counts for the class of its first sample.
+    """
     count = len(dataset)
     if count < 2 or not 0 < fraction < 1:
         raise DataError(f"data.val_fraction={fraction} of {count} samples: give a share below 1, of 2 or more")
-    groups = getattr(dataset, "val_groups", None)
-    is_stratified = getattr(dataset, "stratify", False)
-    if groups is None and not is_stratified:
-        size = min(max(1, round(fraction * count)), count - 1)
-        order = np.random.default_rng(0).permutation(count)
-        return np.isin(np.arange(count), order[:size])
-    if groups is None:
-        groups = np.arange(count)
-    classes = np.asarray(dataset.labels) if is_stratified else np.zeros(count, int)
-    if classes.shape != (count,) or classes.dtype.kind not in "iu":
-        raise DataError("data.stratify=true needs a class per sample: set it to false")
-    return choose_groups(classes, groups, fraction)
-
-
-def choose_groups(classes: np.ndarray, groups: np.ndarray, fraction: float) -> np.ndarray:
-    """Chooses whole groups at random, as nearly a `fraction` of the samples of each class as groups allow: bool (N,).
-
-    A group counts for the class of its first sample. The first group of a class is never chosen, so that all classes
-    are trained, if no group has several. If too few samples of a class are chosen, the next class makes up for at most
-    half a sample.
-    """
-    _, firsts, numbers, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
-    group_classes = classes[firsts]
-    order = np.random.default_rng(0).permutation(len(firsts))
-    order = order[np.argsort(group_classes[order], kind="stable")]
-    is_chosen = np.zeros(len(order), bool)
-    owed = 0.0  # samples of this class that are still to be chosen
-    previous = None
-    for group in order.tolist():
-        label = group_classes[group]
-        if label != previous:
-            owed = min(owed, 0.5)
-        owed += fraction * sizes[group]
-        if label == previous and owed >= sizes[group] / 2:
-            is_chosen[group] = True
-            owed -= sizes[group]
-        previous = label
+    groups = optional(dataset, "val_groups")
+    hashes = identities(dataset) if groups is None else hashed(groups)
+    classes = np.zeros(count, int)
+    if optional(dataset, "stratify"):
+        classes = np.asarray(optional(dataset, "labels"))
+        if classes.shape != (count,) or classes.dtype.kind not in "iu":
+            raise DataError("data.stratify=true needs a class per sample: set it to false")
+    hashes, firsts, group_of_sample = np.unique(hashes, return_index=True, return_inverse=True)
+    is_chosen = (hashes >> 11) * 2.0**-53 < fraction
+    _, class_of_group = np.unique(classes[firsts], return_inverse=True)
+    by_class = np.argsort(class_of_group, kind="stable")  # in each class by hash
+    sizes = np.bincount(class_of_group)
+    ends = np.cumsum(sizes)
+    chosen = np.bincount(class_of_group, is_chosen)
+    lowest = by_class[ends - sizes]
+    highest = by_class[ends - 1]
+    samples = np.bincount(class_of_group[group_of_sample])
+    has_room = (fraction * samples >= 0.5) | (len(sizes) == 1)
+    is_chosen[lowest[(chosen == 0) & has_room & (sizes > 1)]] = True
+    is_chosen[highest[chosen == sizes]] = False
     if not is_chosen.any():
-        raise DataError(f"data.val_fraction={fraction} is less than half of a group or class: give a larger share")
-    return is_chosen[numbers]
+        if (sizes == 1).all():
+            raise DataError(f"data.val_fraction={fraction}: each class has one sample or group, which is trained on")
+        is_chosen[lowest[sizes > 1].min()] = True
+    return is_chosen[group_of_sample]
+
+
+def identities(dataset: Any) -> np.ndarray:
+    """A hash of what each sample is, which no other sample has a part in: uint64 (N,).
+
+    That is its entry in `sample_ids()`, or else its `path` below the folder that all samples share, or else its
+    position, which is logged. Samples with equal names, such as two rows of one file, have equal hashes.
+    """
+    if isinstance(dataset, Subset):
+        return identities(dataset.dataset)[dataset.indices]
+    if isinstance(dataset, ConcatDataset):
+        return np.concatenate([identities(part) for part in dataset.datasets])
+    sample_ids = optional(dataset, "sample_ids")
+    if sample_ids is not None:
+        ids = hashed(sample_ids())
+        if len(ids) != len(dataset):
+            raise DataError(f"{type(dataset).__name__}.sample_ids() has {len(ids)} rows for {len(dataset)} samples")
+        return ids
+    path = optional(dataset, "path")
+    if path is not None:
+        paths = [os.path.abspath(str(path(index))) for index in range(len(dataset))]
+        folder = os.path.commonpath(paths) if paths else ""
+        return hashed([path.removeprefix(folder).lstrip(os.sep) for path in paths])
+    sentence = "%s has no path(index) and no sample_ids(): data.val_fraction goes by the positions of its samples"
+    log.info(sentence, type(dataset).__name__)
+    return hashed(np.arange(len(dataset)))
+
+
+def hashed(values: Any) -> np.ndarray:
+    """A hash of each value, uint64 (N,), the same one everywhere. values: texts, bytes, numbers or rows (N, ...)."""
+    array = np.asarray(values)
+    items = [row.tobytes() for row in array] if array.ndim > 1 else array.tolist()
+    digests = bytearray()
+    for item in items:
+        content = item if isinstance(item, bytes) else str(item).encode(errors="surrogateescape")
+        digests += blake2b(content, digest_size=8).digest()
+    return np.frombuffer(digests, "<u8")
+
+
+def sketch(dataset: Any) -> torch.Tensor:
+    """A few of the dataset's identities, hashed again: the lowest ones, int64 (at most KEPT,). See `count_shared`."""
+    return torch.from_numpy(np.sort(Random(identities(dataset)).key.view(np.int64))[:KEPT])
+
+
+def count_shared(dataset: Any, earlier: torch.Tensor) -> int:
+    """How many of the dataset's samples are in the set with this sketch: an estimate if that had more than KEPT."""
+    keys = Random(identities(dataset)).key.view(np.int64)
+    known = np.isin(keys, earlier.numpy()).sum()
+    if len(earlier) < KEPT:
+        return int(known)
+    share = (int(earlier[-1]) + 2**63) / 2**64  # of all keys, the part that the sketch has
+    return min(len(keys), round(known / share))

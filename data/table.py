@@ -3,6 +3,7 @@
 import csv
 import importlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ def records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str,
         file.seek(0)
         reader = csv.DictReader(file, delimiter=separator, skipinitialspace=True, strict=True)
         names = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        if twice := [column for column in columns if names.count(column) > 1]:
+        counts = Counter(names)
+        if twice := [column for column in columns if counts[column] > 1]:
             raise ValueError(f"its header has {twice[0]!r} twice")
         for number, record in enumerate(reader, 2):
             if None in record:  # also where a text has an unquoted separator

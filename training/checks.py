@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
+from data import optional
 from data.errors import DataError
 from loaders import Random, WorkerLoader, offers, tensors
 from training.config import Config
 from training.processes import Processes
-from training.tasks import Task, is_classes, wrong_label
+from training.tasks import Task, wrong_label
 
 
 def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> dict[str, Any]:
@@ -62,7 +63,8 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> A
     try:
         return default_collate(samples)
     except (TypeError, ValueError, RuntimeError) as error:
-        second = f", the second is {dataset.path(1)}" if hasattr(dataset, "path") else ""
+        path = optional(dataset, "path")
+        second = "" if path is None else f", the second is {path(1)}"
         remedy = "set data.collate, or end data.transform with a crop or a resize to one size"
         if isinstance(error, TypeError):
             remedy = "return tensors, arrays or numbers from __getitem__, or set data.collate"
@@ -80,7 +82,7 @@ def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
     """Names the fields of a batch of one or two samples. Raises DataError if one is missing, or a label is wrong."""
     batch = task.to_dict(batch)
     name = type(dataset).__name__
-    fits = getattr(dataset, "fits_task", None)
+    fits = optional(dataset, "fits_task")
     names = {kind.__name__.lower() for kind in type(task).__mro__}
     is_ours = names & {"classification", "multilabel", "regression"}
     if is_ours and fits is not None and fits not in names:
@@ -92,23 +94,22 @@ def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
     below = task.label_below
     if below:
         labels = batch[task.label] if task.label else None
-        if not isinstance(labels, Tensor) or not is_classes(labels, below, task.ignored):
+        if not isinstance(labels, Tensor) or wrong_label(labels, below, task.ignored) is not None:
             raise DataError(f"{name} has the labels {labels}: give the numbers of classes, 0 to {below - 1}")
     return batch
 
 
 def check_labels(dataset: Any, task: Task) -> None:
     """Raises DataError if the dataset offers `labels`, and one of them is no class number."""
-    labels = getattr(dataset, "labels", None)
+    labels = optional(dataset, "labels")
     below = task.label_below
     if labels is None or below is None or is_stream(dataset):
         return
     values = np.asarray(labels)
-    if values.dtype.kind in "iu" and values.size == len(dataset):
-        flat = torch.from_numpy(values.astype(np.int64).flatten())
-        place = wrong_label(flat, below, task.ignored)
+    if values.dtype.kind in "iu":
+        place = wrong_label(torch.from_numpy(values.astype(np.int64)), below, task.ignored)
         if place is not None:
-            label = f"labels[{place}] of {type(dataset).__name__} is {flat[place]}"
+            label = f"labels[{place}] of {type(dataset).__name__} is {values[place]}"
             raise DataError(f"{label}: give the numbers of classes, 0 to {below - 1}")
 
 
@@ -135,7 +136,11 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_
 
 
 def checksum_of_labels(dataset: Any) -> int:
-    return crc32(str(np.asarray(getattr(dataset, "labels", ())).tolist()).encode())
+    labels = optional(dataset, "labels")
+    values = [] if labels is None else np.asarray(labels).tolist()
+    # A set has another order in each process.
+    values = [sorted(map(repr, value)) if isinstance(value, set | frozenset) else value for value in values]
+    return crc32(str(values).encode())
 
 
 def sample_means(batch: Any) -> list[float]:

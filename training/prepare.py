@@ -21,9 +21,11 @@ from training.dry_run import dry_run
 from training.order import build_order, smallest_part
 from training.processes import Processes
 from training.results import Results
+from training.resume import find_checkpoint
 from training.run import Run, build_callbacks
 from training.stopping import StopSignals
 from training.trainer import Trainer
+from training.weights import known_classes
 
 
 def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
@@ -38,9 +40,13 @@ def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         torch.set_num_threads(config.train.num_threads)
     results = Results(folder, processes.is_main)
     cleanup.callback(results.close)
+    earlier = processes.from_main(lambda: find_checkpoint(results.folder, config.train.resume))
+    trained, init_from = known_classes(earlier, config.train.init_from, processes)
     with signals.at_once():  # the first sample may never come
-        data = Datasets(config)
+        data = Datasets(config, trained, init_from)
         data.check_ranks(processes)
+        if earlier is not None:
+            data.check_split(earlier)
 
     make_loader = partial(
         build_loader,
@@ -51,7 +57,9 @@ def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         world_size=processes.world_size,
         collate_fn=data.collate,
     )
-    make_eval_loader = partial(make_loader, config.loader, transform=data.transform, pad=False)
+    eval_size = max(1, config.train.part_size // processes.world_size)  # the memory has room for a part of a batch
+    evaluated = {"batch_size": eval_size, "transform": data.transform, "pad": False}
+    make_eval_loader = partial(make_loader, config.loader, **evaluated)
 
     def make_train_loader(settings: LoaderConfig, **order: Any) -> StatefulPreloader:
         return make_loader(settings, data.train, **data.augment_stage, **order)
@@ -87,4 +95,5 @@ def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         processes=processes,
         clock=clock,
         waiting_callbacks=callbacks,
+        earlier=earlier,
     )

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 def resume(run: Run) -> dict[str, Any] | None:
     """Gives the run what it begins with. Returns the summary of a run that has finished already."""
-    choice = run.config.train.resume
-    state = run.processes.from_main(lambda: find_checkpoint(run.folder, choice))
+    state = run.earlier
+    run.earlier = None  # it takes as much memory as the weights
     if state is None:
         if run.config.train.init_from:
             begin_from(run.config.train.init_from, run.trainer.model, run.processes)
@@ -75,6 +75,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "loader": merge_states(run.processes.gather(run.train_loader.state_at(run.progress.position))),
         "step": run.progress.step,
         "data": run.fingerprint,
+        "classes": run.data.classes,
         "config": trainer.settings,
         "callbacks": {name: item.state_dict() for name, item in callbacks if hasattr(item, "state_dict")},
     }

@@ -6,9 +6,11 @@ Reading a file runs no code that it contains. A layer is loaded whole or not at 
 import importlib
 import logging
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.utils import to_absolute_path
 from torch import Tensor, nn
 
@@ -39,6 +41,27 @@ def begin_from(source: str, model: nn.Module, processes: Processes) -> None:
     unused = {layer_of(name) for name in weights.keys() - own.keys()}
     sentence = "train.init_from: %d of %d tensors come from %s; new layers, of another size or not in it: %s; "
     log.info(sentence + "not used: %s", len(taken), len(own), path, listed(new), listed(unused))
+
+
+Names = list[str] | None
+
+
+def known_classes(saved: dict[str, Any] | None, init_from: str | None, processes: Processes) -> tuple[Names, Names]:
+    """The names of the classes that a network was trained on: in the checkpoint to resume, and in train.init_from."""
+    if saved is not None:
+        if "classes" not in saved:
+            log.info("the checkpoint has no names of classes, as it is of an earlier version: they are not compared")
+        return saved.get("classes"), None
+    return None, processes.from_main(lambda: classes_in(init_from)) if init_from else None
+
+
+def classes_in(source: str) -> Names:
+    """The names of the classes in the file of train.init_from, if it is a run's checkpoint. Reads no weights."""
+    path = find(Path(to_absolute_path(str(Path(source).expanduser()))))
+    with suppress(Exception):  # of a damaged file, or one of another kind, begin_from says what is wrong
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return state["classes"] if {"model", "callbacks"} <= state.keys() else None
+    return None
 
 
 def read_weights(source: str) -> tuple[Path, dict[str, Tensor]]:

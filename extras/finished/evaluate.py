@@ -26,7 +26,6 @@ from scripts.command import run_script
 from training.dry_run import dry_run_evaluation
 from training.files import write_whole
 from training.results import plain
-from training.tasks import classes_of
 from training.trainer import Trainer
 
 
@@ -48,8 +47,11 @@ def main(typed: list[str] | None = None) -> dict[str, Any]:
     if evaluation is not None:
         result["classes"] = evaluation.by_class()
         write_whole(out / "mistakes.png", evaluation.draw_mistakes())
-        write_whole(out / "confusion.png", evaluation.draw_confusion())
-        print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
+        matrix = evaluation.draw_confusion()
+        if matrix is not None:
+            write_whole(out / "confusion.png", matrix)
+        pictures = "worst mistakes" if matrix is None else "confusion matrix and worst mistakes"
+        print(f"{evaluation.table()}\n\n{pictures}: {out}")
     write_whole(out / "evaluation.json", json.dumps(plain(result), indent=2) + "\n")
     shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
     print(f"{run}\n{shown} of {samples:,} samples ({arguments.split})")
@@ -63,8 +65,8 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
     normalize = run.data.normalize
     has_own_step = type(trainer).evaluation_step is not Trainer.evaluation_step
     evaluation = None
-    if task.label_below and normalize is not None and not has_own_step:
-        evaluation = Evaluation(classes_of(run.data.train), normalize.fields[0], normalize.mean, normalize.std)
+    if run.data.classes and task.label_below and normalize is not None and not has_own_step:
+        evaluation = Evaluation(run.data.classes, normalize.fields[0], normalize.mean, normalize.std)
     dry_run_evaluation(trainer, run.data)
     step = trainer.evaluation_step
     samples = 0

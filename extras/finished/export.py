@@ -26,7 +26,6 @@ from loaders import tensors
 from scripts.command import run_script
 from training.config import ConfigError
 from training.files import write_whole
-from training.tasks import classes_of
 
 COMPARED = 16  # samples
 TOLERANCE = 1e-3  # largest difference of the outputs, as a share of the largest output
@@ -124,9 +123,9 @@ def describe(run: FinishedRun, path: Path, inputs: Inputs, outputs: list[Tensor]
         )
     lines += ["", CALL.format(names=names), ""]
     lines += ["example.npz has prepared inputs, and the network's outputs for them: compare yours."]
-    if run.task.label_below:
+    if run.task.label_below and run.data.classes:
         lines += ["Outputs are logits: softmax makes them probabilities. The classes, in order:", ""]
-        lines += [f"    {name}" for name in classes_of(run.data.train)]
+        lines += [f"    {name}" for name in run.data.classes]
     write_whole(path.parent / "README.md", "\n".join(lines) + "\n")
 
 

@@ -6,6 +6,7 @@ this repository's code, as those settings say.
 
 from __future__ import annotations
 
+import logging
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +30,8 @@ from training.processes import Processes
 from training.trainer import Trainer
 from training.weights import evaluated_weights, find
 
+log = logging.getLogger(__name__)
+
 SPLITS = ("test", "val", "train")
 
 
@@ -47,7 +50,9 @@ class FinishedRun:
         folder = self.path.resolve().parent
         self.folder = folder.parent if folder.name == "checkpoints" else folder
         self.config = configured(state["config"], overrides)
-        self.data = Datasets(self.config)
+        if "classes" not in state:
+            log.warning("%s has no names of classes: it is of an earlier version; the dataset's are used", self.path)
+        self.data = Datasets(self.config, state.get("classes"))
         loaded = {"pretrained": False} if "pretrained" in self.config.model else {}  # nothing is downloaded
         config = replace(self.config, model=self.config.model | loaded)
         processes = Processes(config.device, config.train)
@@ -80,7 +85,7 @@ class FinishedRun:
 
     def loader(self, dataset: Any) -> Preloader:
         """A loader of the dataset in order, as the run evaluated it."""
-        options: dict[str, Any] = {"batch_size": self.config.train.batch_size, "seed": self.config.seed}
+        options: dict[str, Any] = {"batch_size": self.config.train.part_size, "seed": self.config.seed}
         options |= {"pad": False, "collate_fn": self.data.collate, "transform": self.data.transform}
         return build_loader(self.config.loader, dataset, device=self.device, **options)
 

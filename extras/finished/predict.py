@@ -35,7 +35,6 @@ from scripts.command import run_script
 from training.checks import is_stream
 from training.config import ConfigError
 from training.files import replacing
-from training.tasks import classes_of
 
 TOP = 5  # classes of a row
 
@@ -72,7 +71,7 @@ def main(typed: list[str] | None = None) -> Path:
 def records(run: FinishedRun, samples: Samples, folder: Path) -> Iterator[dict[str, Any]]:
     """A row of the table for each sample, by column; one that cannot be read has only "file" and "error"."""
     names = Names()
-    options: dict[str, Any] = {"batch_size": run.config.train.batch_size, "collate_fn": list, "seed": 0}
+    options: dict[str, Any] = {"batch_size": run.config.train.part_size, "collate_fn": list, "seed": 0}
     with WorkerLoader(samples, num_workers=run.config.loader.num_workers, **options) as loader:
         for read in tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None):
             predictions: dict[int, dict[str, Any]] = {}  # by row
@@ -118,17 +117,16 @@ def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> dict[str
     values = move(predicted, Tensor.tolist)
     if not isinstance(predicted, Tensor) or predicted.ndim > 1:
         return values if isinstance(values, dict) else {"prediction": values}
-    if not run.task.label_below:
+    if not (run.task.label_below and run.data.classes):
         numbers = values if isinstance(values, list) else [values]
         if len(numbers) == 1:
             return {"value": numbers[0]}
         return {f"value_{place}": value for place, value in enumerate(numbers, 1)}
     row: dict[str, Any] = {}
-    classes = classes_of(run.data.train)
     probabilities, indices = predicted.topk(min(TOP, len(predicted)))
     for place, index in enumerate(indices.tolist()):
         suffix = f"_{place + 1}" if place else ""
-        row[f"class{suffix}"] = classes[index]
+        row[f"class{suffix}"] = run.data.classes[index]
         row[f"probability{suffix}"] = round(probabilities[place].item(), 6)
     return row
 

@@ -11,12 +11,13 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import default_collate
 
+from data import optional
 from data.errors import DataError, read_lines
 from data.image_folder import find_images, warn_of_left_out
 from data.images.decoders import choose
 from data.images.decoding import decode, image_errors, whole
 from data.own_transform import as_array
-from data.subset import Subset
+from data.subset import undivided
 from extras.finished.finished_run import FinishedRun
 from loaders import offers
 from training.config import ConfigError
@@ -48,10 +49,8 @@ class ImageFiles:
     def __init__(self, run: FinishedRun, paths: Sequence[str]) -> None:
         if len(run.task.inputs) > 1:
             raise ConfigError(f"the network needs {', '.join(run.task.inputs)}: files give one image, so use --split")
-        dataset = run.data.test
-        while isinstance(dataset, Subset):  # split off the training set by data.val_fraction
-            dataset = dataset.dataset
-        if not offers(dataset, "prepare"):
+        dataset = undivided(run.data.test)
+        if not offers(dataset, "prepare") or optional(dataset, "prepare") is None:
             remedy = "add this method to the class that has its __getitem__, which calls it"
             raise ConfigError(f"{type(dataset).__name__} has no prepare(image), which new images need; {remedy}")
         self._name = run.task.inputs[0]
@@ -92,7 +91,8 @@ def batches_of(samples: list[Sample]) -> list[tuple[list[int], dict[str, Any]]]:
 
 def name_of(dataset: Any, index: int) -> str:
     """The name that the dataset gives the sample, such as its file; else the sample's index in the whole dataset."""
-    return str(dataset.path(index) if hasattr(dataset, "path") else index)
+    path = optional(dataset, "path")
+    return str(index if path is None else path(index))
 
 
 def image_files(inputs: Sequence[str]) -> list[str]:

@@ -60,6 +60,11 @@ class Packed(CroppedDataset):
         self._shards: dict[int, np.ndarray] = {}  # the shards that this process has mapped, by number
         self._verified = np.zeros(len(self.labels), bool)  # whether this process has verified each image
 
+    def sample_ids(self) -> np.ndarray:
+        """CLASS/FILE of each image, bytes (N,), as the folder that was packed has them."""
+        names: np.ndarray = self._entries["name"]
+        return names
+
     def stored(self, pixels: torch.Tensor) -> torch.Tensor:
         return shrunk(pixels, self._short_side)
 

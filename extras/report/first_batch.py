@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset
 from data.augment import Augment
 from data.batch_transform import BatchTransform
 from data.own_transform import OwnTransform, name_of
+from data.subset import undivided
 from extras.report.curves import number
 from loaders import Random, move, preserved_globals
 from training.files import write_whole
@@ -130,7 +131,7 @@ def own_stages(dataset: Any, name: str) -> list[Row]:
 def own_steps(dataset: Any, index: int) -> list[tuple[str, Tensor]]:
     """An image before and after each step of data.transform, by reading the dataset's sample."""
     notes: list[tuple[str, Tensor]] = []
-    dataset = getattr(dataset, "dataset", dataset)  # if it is a part of another dataset
+    dataset = undivided(dataset)
     own = getattr(dataset, "transform", None)
     if isinstance(own, OwnTransform):
         copied = copy.copy(dataset)
@@ -205,7 +206,7 @@ def tiles(run: Run, batch: dict[str, Tensor], names: list[str]) -> list[dict[str
         images = functional.interpolate(images, scale_factor=scale, mode="area")
     pixels = (255 * images.clamp(0, 1)).round().byte().contiguous()
     labels = batch.get(run.data.task.label or "")
-    classes = getattr(run.data.train, "classes", None)
+    classes = run.data.classes or []
     return [
         {
             "source": embedded(png(image)),
@@ -222,9 +223,8 @@ def png(image: Tensor) -> bytes:
     return file.getvalue()
 
 
-def label_text(label: Tensor, classes: Any) -> str:
+def label_text(label: Tensor, names: list[str]) -> str:
     """The name of a class, the names and shares of several, or the number."""
-    names = [] if classes is None else [*classes]
     if label.shape == (len(names),):
         shares = sorted(zip(label.tolist(), names, strict=True), key=lambda pair: -pair[0])
         texts = [f"{name} {share:.0%}" if share < 1 else str(name) for share, name in shares if share > 0]

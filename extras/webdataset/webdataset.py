@@ -103,6 +103,11 @@ class WebDataset(CroppedDataset):
     def path(self, index: int) -> str:
         return f"{self.shards[self._shard[index]]}/{os.fsdecode(self._names[index])}"
 
+    def sample_ids(self) -> np.ndarray:
+        """SHARD/NAME of each image, bytes (N,), without the shard's folder."""
+        shards = np.array([os.fsencode(os.path.basename(shard) + "/") for shard in self.shards.tolist()])
+        return np.char.add(shards[self._shard], self._names)
+
     def encoded(self, index: int) -> tuple[bytes, str]:
         return self._reader(index)(), self.path(index)
 

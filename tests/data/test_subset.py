@@ -6,9 +6,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data.array_dataset import ArrayDataset
-from data.subset import Subset, split
+from data.errors import DataError
+from data.subset import Subset, count_shared, sketch, split
 from loaders import ResidentLoader, WorkerLoader, offers
 from tests.data.reading import read_batch, refused
 
@@ -93,13 +96,143 @@ def test_loaders_use_the_whole_batches_and_arrays_of_a_subset(caplog):
     assert not caplog.records  # such as that it is read only once
 
 
-def test_each_part_of_a_split_has_a_sample_the_fraction_is_rounded_and_the_part_is_not_augmented():
-    for length, fraction, part in ((2, 0.99, 1), (10, 0.25, 2), (3, 0.5, 2), (9, 0.99, 8), (9, 0.05, 1)):
-        rest, kept = split(list(range(length)), fraction)
-        assert len(kept) == part and sorted([*rest.indices, *kept.indices]) == list(range(length))
-    _, kept = split(arrays(), 0.2)
-    assert torch.equal(read_batch(kept, 10)["image"], read_batch(arrays(train=False), kept.indices)["image"])
-    for samples, share in ((1, 0.5), (9, 1.0), (9, -0.1)):
-        with refused(rf"data.val_fraction={share} of {samples} samples: "):
-            split([7] * samples, share)
-    assert split(list(range(10)), 0.3)[1].indices.tolist() == [2, 4, 6]  # on every machine
+class Files:
+    """Samples with names, which may belong to classes and groups: a group begins the name, a class ends it."""
+
+    stratify = False
+
+    def __init__(self, names, root="", has_groups=False, stratify=False):
+        self.names = names
+        self.root = root
+        self.labels = np.array([int(name[-1]) for name in names])
+        self.stratify = stratify
+        if has_groups:
+            self.val_groups = [name[:2] for name in names]
+
+    def __len__(self):
+        return len(self.names)
+
+    def __getitem__(self, index):
+        return self.names[index]
+
+    def path(self, index):
+        return f"{self.root}/{self.names[index]}"
+
+
+FRACTIONS = st.sampled_from([0.05, 0.25, 0.5, 0.9])
+
+
+def names(least, most):
+    """Texts of which two stay apart if one letter differs; drawn from a seed, as drawing letters takes long."""
+
+    def named(count, seed):
+        random = np.random.default_rng(seed)
+        letters = random.integers(97, 103, (count, 10), dtype=np.uint8)
+        texts = [bytes(row).decode() for row in letters]
+        return [f"{text[:2]}/{text[2:]}{random.integers(4)}" for text in texts]
+
+    return st.builds(named, st.integers(least, most), st.integers(0, 9999)).map(lambda texts: [*dict.fromkeys(texts)])
+
+
+def sides(dataset, fraction):
+    """The names of the training and of the validation samples."""
+    training, validation = split(dataset, fraction)
+    assert {*training} | {*validation} == {*dataset.names} and len(training) + len(validation) == len(dataset)
+    return {*training}, {*validation}
+
+
+@given(names(300, 400), names(1, 20), FRACTIONS, st.randoms())
+def test_a_sample_stays_on_its_side_when_others_come_and_the_folder_moves(old, new, fraction, random):
+    training, validation = sides(Files(old), fraction)
+    mixed = [*{*old, *new}]
+    random.shuffle(mixed)
+    again, validated = sides(Files(mixed, "/else/where"), fraction)
+    assert training <= again and validation <= validated
+    assert abs(len(validated) / len(mixed) - fraction) < 0.15
+    assert validated <= sides(Files(mixed), 0.95)[1]
+
+
+@given(names(20, 60), names(1, 9), FRACTIONS)
+def test_groups_are_never_separated_and_stay_where_they_were(old, new, fraction):
+    for is_stratified in (False, True):
+        trained, validated = sides(Files(old, has_groups=True, stratify=is_stratified), fraction)
+        assert not {name[:2] for name in trained} & {name[:2] for name in validated}
+    trained, validated = sides(Files(old, has_groups=True), fraction)
+    again, validated_again = sides(Files([*{*new, *old}], has_groups=True), fraction)
+    moved = {name[:2] for name in (trained & validated_again) | (validated & again)}
+    assert len(moved) <= 1, "only the one that kept a side from being empty"
+
+
+@given(names(2, 60), FRACTIONS)
+def test_no_side_is_empty_and_with_stratify_no_class_misses_a_side_that_should_have_half_a_sample(texts, fraction):
+    training, validation = sides(Files(texts), fraction)
+    assert training and validation
+    try:
+        training, validation = sides(Files(texts, stratify=True), fraction)
+    except DataError:
+        training, validation = {*texts}, set()
+    for label in "0123":
+        trained, validated = ([name for name in side if name[-1] == label] for side in (training, validation))
+        count = len(trained) + len(validated)
+        assert bool(trained) == bool(count)
+        assert validated or count < 2 or fraction * count < 0.5
+
+
+@given(names(100, 200), names(1, 9), st.sampled_from([0.1, 0.5]))
+def test_a_stratified_sample_changes_sides_only_if_a_class_would_have_missed_one(old, new, fraction):
+    mixed = [*{*new, *old}]
+    before, after = (sides(Files(texts, stratify=True), fraction) for texts in (old, mixed))
+    natural, natural_after = (sides(Files(texts), fraction) for texts in (old, mixed))
+    for label in "0123":
+        of_class = [
+            {name for name in side if name[-1] == label} for side in (*before, *after, *natural, *natural_after)
+        ]
+        if all(of_class[4:]):
+            assert of_class[0] <= of_class[2] and of_class[1] <= of_class[3]
+
+
+def test_samples_without_names_are_known_by_their_pixels_or_by_their_position_which_is_said(caplog):
+    caplog.set_level("INFO")
+    images = arrays().sample_ids()
+    options = {"classes": "abc", "mean": [0.5] * 3, "std": [0.25] * 3}
+    kept = {image["image"].numpy().tobytes() for image in split(arrays(), 0.2)[1]}
+    for order in (np.arange(49, -1, -1), np.arange(1, 50)):
+        other = ArrayDataset(images[order], order % 3, train=False, **options)
+        assert {image["image"].numpy().tobytes() for image in split(other, 0.2)[1]} <= kept
+    assert not caplog.records
+    before = {*split(list(range(100, 200)), 0.3)[1]}
+    assert {*split(list(range(100, 300)), 0.3)[1]} >= before and "goes by the positions" in caplog.text
+
+
+class Ids:
+    def __init__(self, ids):
+        self.ids = ids
+
+    def __len__(self):
+        return len(self.ids)
+
+    def sample_ids(self):
+        return np.array(self.ids)
+
+
+@given(st.integers(1, 400), st.integers(0, 400), st.integers(0, 200))
+def test_a_sketch_counts_the_samples_that_two_sets_share(first, second, shared):
+    common = [f"common {number}" for number in range(shared)]
+    one = Subset(Ids([*common, *(f"one {number}" for number in range(first))]), np.arange(shared + first))
+    other = Ids([f"other {number}" for number in range(second)] + common)
+    assert count_shared(other, sketch(one)) == shared
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data.subset.KEPT", 128)
+        estimate = count_shared(other, sketch(one))
+    assert abs(estimate - shared) <= 20 + shared / 2 and (estimate == 0 or shared)
+
+
+@pytest.mark.parametrize(("samples", "fraction"), [(1, 0.5), (9, 1.0), (9, -0.1)])
+def test_a_split_that_leaves_no_samples_is_refused(samples, fraction):
+    with refused(rf"data.val_fraction={fraction} of {samples} samples: "):
+        split([7] * samples, fraction)
+
+
+def test_a_split_is_the_same_on_every_machine():
+    assert split(list(range(20)), 0.3)[1].indices.tolist() == [3, 6, 9, 14, 16]
+    assert split(Files(["aa/x0", "ab/y0", "cc/z1"]), 0.5)[1].indices.tolist() == [0, 1]

@@ -188,7 +188,7 @@ def test_a_metric_that_needs_more_samples_is_named_by_the_first_evaluation(tmp_p
 
 
 def test_a_wrong_label_of_a_later_batch_is_named_with_its_batch(tmp_path, error):
-    with error(r"step \d, in epoch 1: the label of row \d+ is 6: number them 0 to 1"):
+    with error(r"step \d, in epoch 1: .*\b6\b"):
         train(tmp_path, IMAGES, fault("a wrong label later"))
 
 

@@ -12,7 +12,7 @@ from tests.training.extensions import Images
 from training.metrics import Means
 from training.tasks import Classification
 
-THREE = SimpleNamespace(classes="abc", labels=[0, 0, 0, 1, 1, 2, 9, 9])
+THREE = SimpleNamespace(classes=["a", "b", "c"], labels=[0, 0, 0, 1, 1, 2, 9, 9])
 LOGITS = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 3, 1], [1, 0, 0]])
 LABELS = torch.tensor([0, 1, 2, 9])
 IGNORING = "task.loss={_target_: torch.nn.CrossEntropyLoss, ignore_index: 9}"

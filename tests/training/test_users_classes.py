@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils.data import IterableDataset, default_collate
 
 from data.collate import pad
+from data.subset import split
 from tests.configs import checkpoint, steps, train
 from tests.forks import ROOT
 from training.tasks import Task
@@ -427,8 +428,8 @@ def test_classes_as_users_write_them_train_resume_evaluate_and_predict_as_a_plai
     train(tmp_path, settings, "train.max_steps=3")
     summary = train(tmp_path, settings)  # which resumes
 
-    order = np.random.default_rng(0).permutation(TRAINED)
-    kept = np.sort(order[4:]) if "data.val_fraction=0.2" in settings else np.arange(TRAINED)
+    is_split = "data.val_fraction=0.2" in settings
+    kept = split(case.dataset(True), 0.2)[0].indices if is_split else np.arange(TRAINED)
     outputs = 3 if hasattr(case.dataset, "classes") else 2 if "task.numbers=2" in settings else 1
     plain = Plain(case, outputs, kept)
     trained = checkpoint(tmp_path)["model"]

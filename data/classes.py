@@ -1,0 +1,165 @@
+"""Classes by name: a dataset's labels become the numbers that a network knows its classes by.
+
+Invariant: classes are compared by their names, never by their numbers. Names that differ only in upper and lower case,
+or in how Unicode writes an accent, are equal.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unicodedata import normalize
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from data import optional
+from data.errors import DataError
+from data.own_transform import switch
+from data.subset import Subset
+from loaders import offers
+
+SHOWN = 20  # names that a sentence lists
+
+
+def with_classes(dataset: Any, classes: Sequence[str] | None, owner: str, name: str, label: str = "label") -> Any:
+    """The dataset with its labels as numbers of `classes`. It is returned unchanged if its classes have this order.
+
+    classes: those of the network, or of whatever `owner` names; None: not known, so nothing is translated.
+    name: of the dataset. label: the labels' field; in a sample without names it is the last one.
+    The dataset may have a part of the classes. Raises DataError with both lists if it has samples of another class.
+    """
+    names = optional(dataset, "classes")
+    if not names or not classes:
+        return dataset
+    numbers = numbers_in(classes, names)
+    unknown = np.flatnonzero(numbers < 0)
+    is_stream = isinstance(dataset, IterableDataset)
+    labels = None if is_stream else optional(dataset, "labels")
+    if labels is not None:
+        labels = np.asarray(labels)
+        if labels.dtype.kind in "iu" and labels.size == len(labels):
+            unknown = np.intersect1d(unknown, labels)  # folders without images are no reason to stop
+    if len(unknown):
+        others = listed([names[number] for number in unknown])
+        raise DataError(
+            f"{name} has classes that {owner} does not have, {others}: its classes are {listed(names)}, those of "
+            f"{owner} are {listed(classes)}; use the same names"
+        )
+    if np.array_equal(numbers, np.arange(len(classes))):
+        return dataset
+    return (RelabelledStream if is_stream else Relabelled)(dataset, classes, numbers, label)
+
+
+def numbers_in(classes: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """The number in `classes` of each name, int64 (K,); -1 if it is not there."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    folded: dict[str, int] = {}
+    for number, name in enumerate(classes):
+        is_new = folding(name) not in folded
+        folded[folding(name)] = number if is_new else -1  # a and A are two classes here
+    return np.array([numbers.get(name, folded.get(folding(name), -1)) for name in names], np.int64)
+
+
+def are_same(classes: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether both have the same names, in any order."""
+    return sorted(numbers_in(classes, others)) == list(range(len(classes)))
+
+
+def folding(name: str) -> str:
+    return normalize("NFC", normalize("NFC", name).casefold())
+
+
+def listed(names: Sequence[str]) -> str:
+    more = f", ... ({len(names):,} in all)" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+class Labels:
+    """Translates labels to other numbers.
+
+    numbers: the new number of each class, int64 (K,). count: how many classes there are with the new numbers.
+    """
+
+    def __init__(self, numbers: np.ndarray, count: int) -> None:
+        self.numbers = numbers
+        self.count = count
+
+    def translate(self, labels: Any, sample_dims: int = 0) -> Any:
+        """Labels that are numbers of classes, () or (1,) for each sample, or have a value per class, (K,).
+
+        sample_dims: the number of dimensions before these. A number that is not one of a class stays as it is.
+        """
+        array = np.asarray(labels)
+        shape = array.shape[sample_dims:]
+        number_of_classes = len(self.numbers)
+        if shape in ((), (1,)) and array.dtype.kind in "biu":
+            is_class = (array >= 0) & (array < number_of_classes)
+            translated = np.where(is_class, self.numbers[np.where(is_class, array, 0).astype(np.int64)], array)
+            translated = translated.astype(np.int64 if array.dtype == bool else array.dtype)
+        elif shape == (number_of_classes,):
+            translated = np.zeros((*array.shape[:-1], self.count), array.dtype)
+            columns: Any = (..., self.numbers)
+            np.add.at(translated, columns, array)  # two spellings may be one class
+        else:
+            raise DataError(
+                f"labels of {array.dtype} {shape} cannot be translated to classes in another order: give the dataset "
+                "its classes in the order of the network, or labels that are the numbers of classes"
+            )
+        if isinstance(labels, torch.Tensor):
+            return torch.from_numpy(translated)
+        return translated if translated.ndim else translated.item()
+
+    def of_sample(self, sample: Any, field: str) -> Any:
+        """The sample with its label translated: the field of this name, or the last one."""
+        if isinstance(sample, Mapping):
+            if field not in sample:
+                fields = ", ".join(sample)
+                raise DataError(f"a sample has no {field!r}, only {fields}: its class cannot be translated by name")
+            return {**sample, field: self.translate(sample[field])}
+        return (*sample[:-1], self.translate(sample[-1]))
+
+
+class Relabelled(Subset):
+    """All samples of a dataset, with their labels as numbers of `classes`: see `with_classes`."""
+
+    def __init__(self, dataset: Any, classes: Sequence[str], numbers: np.ndarray, label: str) -> None:
+        super().__init__(dataset, np.arange(len(dataset)))
+        self.classes = tuple(classes)
+        self.field = label
+        self.translation = Labels(numbers, len(classes))
+        labels = optional(dataset, "labels")
+        if labels is not None:
+            self.labels = self.translation.translate(np.asarray(labels), 1)
+        if offers(dataset, "read_batch"):
+            shape, _ = dataset.sample_spec().get(label, (None, None))
+            switch(self, "read_batch", shape in ((), (1,)))  # in the batch, a value per class has no room for others
+
+    def __getitem__(self, index: int) -> Any:
+        return self.translation.of_sample(super().__getitem__(index), self.field)
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
+        super().read_batch(indices, out, random)
+        out[self.field].copy_(self.translation.translate(out[self.field], 1))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        arrays = self.dataset.arrays()
+        return {**arrays, self.field: self.translation.translate(arrays[self.field], 1)}
+
+
+class RelabelledStream(IterableDataset[Any]):
+    """A stream with its labels as numbers of `classes`. It has what the stream has, such as `state_dict`."""
+
+    def __init__(self, dataset: Any, classes: Sequence[str], numbers: np.ndarray, label: str) -> None:
+        self.dataset = dataset
+        self.classes = tuple(classes)
+        self.field = label
+        self.translation = Labels(numbers, len(classes))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset" or name.startswith("__"):  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __iter__(self) -> Any:
+        for sample in self.dataset:
+            yield self.translation.of_sample(sample, self.field)

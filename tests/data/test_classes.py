@@ -1,0 +1,165 @@
+"""Classes are known by their names: labels of a dataset with another order are translated, other names are refused."""
+
+import pickle
+from unicodedata import normalize
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
+
+from data import optional
+from data.array_dataset import ArrayDataset
+from data.classes import are_same, with_classes
+from data.subset import Subset, unaugmented
+from loaders import ResidentLoader, WorkerLoader, offers
+from tests.data.reading import read_batch, refused
+
+NAMES = ["apple", "Berry", "cherry", "Äpfel", "grüne Äpfel", "é", "10", "9"]
+ABOUT = {"mean": [0.5], "std": [0.5]}
+
+
+class Plain:
+    """A dataset of someone else, with samples in the form `form`."""
+
+    def __init__(self, names, labels, form):
+        self.classes = names
+        self.labels = labels
+        self.form = form
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        label = self.labels[index]
+        return {
+            "tuple": (index, label),
+            "dict": {"image": index, "label": torch.tensor(label)},
+            "column": {"image": index, "label": np.array([label])},
+            "shares": (index, np.eye(len(self.classes))[label]),
+        }[self.form]
+
+
+class Stream(IterableDataset):
+    def __init__(self, names, labels):
+        self.classes = names
+        self.samples = list(zip(range(len(labels)), labels, strict=True))
+
+    def __iter__(self):
+        return iter(self.samples)
+
+    def state_dict(self):
+        return {"place": 1}
+
+
+def arrays(names, labels):
+    images = np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)
+    return ArrayDataset(images, labels, classes=names, train=True, **ABOUT)
+
+
+def respelled(name, way):
+    return {"same": name, "upper": name.upper(), "lower": name.lower(), "NFD": normalize("NFD", name)}[way]
+
+
+@st.composite
+def brought(draw):
+    """A network's classes, and a dataset's: some of them, in another order and spelling, with a label per sample."""
+    classes = draw(st.permutations(NAMES))
+    names = draw(st.lists(st.sampled_from(classes), min_size=2, unique=True))
+    ways = draw(st.lists(st.sampled_from(["same", "upper", "lower", "NFD"]), min_size=len(names), max_size=len(names)))
+    labels = draw(st.lists(st.integers(0, len(names) - 1), min_size=1, max_size=9))
+    return classes, names, [respelled(*pair) for pair in zip(names, ways, strict=True)], labels
+
+
+def label_of(sample):
+    return sample["label"] if isinstance(sample, dict) else sample[1]
+
+
+@given(brought(), st.sampled_from(["tuple", "dict", "column", "shares"]))
+def test_each_sample_keeps_the_name_of_its_class_whatever_the_order_and_the_case_of_the_names(case, form):
+    classes, names, spelled, labels = case
+    dataset = with_classes(Plain(spelled, labels, form), classes, "the network", "the test set")
+    expected = [classes.index(names[label]) for label in labels]
+    found = [np.asarray(label_of(sample)) for sample in map(dataset.__getitem__, range(len(labels)))]
+    if form == "shares":
+        assert all(label.shape == (len(classes),) and label.sum() == 1 for label in found)
+        found = [label.argmax() for label in found]
+    assert [label.item() for label in found] == expected
+    assert list(dataset.labels) == expected and len(dataset) == len(labels)
+
+
+@given(brought())
+def test_whole_batches_resident_arrays_subsets_and_streams_are_translated_as_samples_are(case):
+    classes, names, spelled, labels = case
+    expected = [classes.index(names[label]) for label in labels]
+    stream = with_classes(Stream(spelled, labels), classes, "the network", "the test set")
+    assert [label for _, label in pickle.loads(pickle.dumps(stream))] == expected
+    dataset = with_classes(arrays(spelled, labels), classes, "the network", "the test set")
+    for copied in (dataset, unaugmented(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert offers(copied, "read_batch") and read_batch(copied, len(labels))["label"].tolist() == expected
+        assert copied.arrays()["label"].tolist() == expected
+        last = Subset(copied, np.array([len(labels) - 1]))
+        assert last.labels.tolist() == [last[0]["label"].item()] == expected[-1:]
+
+
+def test_loaders_read_translated_batches():
+    dataset = with_classes(arrays(["b", "a"], [0, 1, 1]), ["a", "b", "c"], "the network", "the test set")
+    for loader in (WorkerLoader(dataset, 3, seed=0, num_workers=1), ResidentLoader(dataset, 3, seed=0)):
+        with loader:
+            (batch,) = loader
+        assert batch["label"].tolist() == [1, 0, 0]
+    stream = with_classes(Stream(["b", "a"], [0, 1, 1]), ["a", "b"], "the network", "the test set")
+    assert stream.state_dict() == {"place": 1}
+
+
+@given(brought(), st.data())
+def test_a_class_that_the_network_does_not_have_is_refused_with_both_lists_if_a_sample_has_it(case, data):
+    classes, names, spelled, labels = case
+    spelled = [*spelled, "tomato"]
+    unused = with_classes(arrays(spelled, labels), classes, "the network", "the test set")
+    assert unused.labels.tolist() == [classes.index(names[label]) for label in labels]
+    for dataset in (arrays(spelled, [*labels, len(names)]), Stream(spelled, labels)):
+        with refused("the test set has classes that the network does not have, tomato") as info:
+            with_classes(dataset, classes, "the network", "the test set")
+        assert all(name in str(info.value) for name in [*classes, *spelled])
+
+
+def test_a_dataset_with_the_same_order_or_without_names_is_returned_as_it_is():
+    same = arrays(["A", "b"], [0, 1])
+    for dataset, classes in ((same, ["a", "B"]), (same, None), ([(0, 1)], ["a"])):
+        assert with_classes(dataset, classes, "the network", "the test set") is dataset
+    assert are_same(["a", "b"], ["B", "A"]) and not are_same(["a", "b"], ["a", "b", "c"])
+    assert not are_same(["a", "A"], ["a", "a"])
+
+
+def test_names_that_differ_only_in_case_are_two_classes_if_the_network_has_both():
+    dataset = with_classes(arrays(["A", "a"], [0, 1]), ["a", "A"], "the network", "the test set")
+    assert dataset.labels.tolist() == [1, 0]
+    with refused("does not have, Ä"):
+        with_classes(arrays(["Ä"], [0]), ["a"], "the network", "the test set")
+
+
+@pytest.mark.parametrize("label", [np.zeros((4, 4), int), {"boxes": 1}, 0.5])
+def test_labels_that_have_no_class_are_refused_and_not_guessed(label):
+    dataset = Plain(["b", "a"], [0], "tuple")
+    dataset.__class__ = type("Odd", (Plain,), {"__getitem__": lambda self, index: (index, label)})
+    with refused("cannot be translated"):
+        with_classes(dataset, ["a", "b"], "the network", "the test set")[0]
+
+
+@pytest.mark.parametrize(
+    ("classes", "names"),
+    [
+        ({"b": 1, "a": 0}, ("a", "b")),
+        ({1: "b", 0: "a"}, ("a", "b")),
+        (np.array(["a", "b"]), ("a", "b")),
+        (torch.tensor([3, 4]), ("3", "4")),
+    ],
+)
+def test_names_are_read_in_the_order_of_their_numbers(classes, names):
+    assert optional(Plain(classes, [0], "tuple"), "classes") == names
+    for wrong, sentence in (({"a", "b"}, r"\['a', 'b'\] is a set"), ([True, False], "put names into quotes")):
+        with refused(sentence):
+            optional(Plain(wrong, [0], "tuple"), "classes")

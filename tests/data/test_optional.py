@@ -1,0 +1,143 @@
+"""What a dataset may offer counts only with the documented type and length; else a warning names it."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data import OPTIONAL, not_used, optional
+from data.mix import Mix
+from data.subset import Subset, split, unaugmented
+from tests.configs import IMAGES, train
+from tests.data.reading import refused
+from tests.training.extensions import Images
+from training.checks import check_labels, checksum_of_labels
+from training.tasks import Classification, classes_of
+
+COUNT = 6
+FITTING = {
+    "classes": ["a", "b"],
+    "mean": (0.5, 0.4),
+    "std": torch.ones(2),
+    "labels": [0, 1] * 3,
+    "is_val": np.arange(COUNT) < 2,
+    "val_groups": np.array(list("aabbcc")),
+    "stratify": True,
+    "fits_task": "classification",
+    "sample_ids": lambda: np.arange(COUNT),
+    "path": lambda index: f"{index}.png",
+    "prepare": lambda image: image,
+    "without_augmentation": lambda: [0] * COUNT,
+    "split_parts": lambda fraction: ([], []),
+    "mixture": Mix({"a": [0]}, None, "a", {}).mixture,
+}
+FOREIGN = st.one_of(
+    st.sampled_from(
+        [False, True, 0, 2, 0.3, "text", "", b"x", lambda: 0, lambda one: 0, lambda one, two: 0, object()]
+    ),
+    st.lists(st.integers(0, 1), min_size=COUNT + 1),
+    st.builds(np.zeros, st.sampled_from([(), (COUNT + 1,), (COUNT, 2)])),
+    st.dictionaries(st.text(), st.integers(), max_size=2),
+)
+
+
+class Foreign:
+    """A dataset of someone else, with attributes that have these names."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return index, index % 2
+
+
+def test_each_name_counts_with_a_value_of_its_kind_also_in_a_subset():
+    assert FITTING.keys() == OPTIONAL.keys()
+    for name, value in FITTING.items():
+        dataset = Foreign(**{name: value})
+        assert optional(dataset, name) is not None and not not_used(dataset)
+        assert optional(Foreign(), name) is None
+    dataset = Foreign(**FITTING)
+    some = Subset(dataset, np.array([1, 4]))
+    assert [*optional(some, "labels")] == [1, 0] and optional(some, "path")(1) == "4.png"
+
+
+@given(st.dictionaries(st.sampled_from(sorted(OPTIONAL)), FOREIGN, min_size=1))
+def test_an_attribute_of_another_kind_is_never_used_and_always_named(attributes):
+    dataset = Foreign(**attributes)
+    unfit = [name for name in attributes if optional(dataset, name) is None]
+    sentences = not_used(dataset)
+    assert sentences.keys() == {*unfit}
+    assert all(sentences[name].startswith(f"Foreign.{name} is not used: ") for name in unfit)
+    for name in unfit:
+        delattr(dataset, name)
+    plain = Foreign(**vars(dataset))
+    given_all = Foreign(**attributes)
+    for use in (unaugmented, checksum_of_labels, lambda dataset: Subset(dataset, np.arange(2))[1]):
+        assert type(use(given_all)) is type(use(plain))
+    if {"is_val", "labels", "val_groups", "stratify", "split_parts", "without_augmentation"} & {*unfit} == {
+        *attributes
+    }:
+        assert [len(side) for side in split(given_all, 0.5)] == [len(side) for side in split(Foreign(), 0.5)]
+
+
+class Common(Images):
+    """Uses every name for something of its own."""
+
+    def __init__(self, train, **options):
+        super().__init__(train, **options)
+        self.is_val = not train
+        self.path = "images/"
+        self.prepare = True
+        self.mixture = 0.3
+        self.stratify = "yes"
+        self.val_groups = 5
+        self.fits_task = self.sample_ids = self.split_parts = 1
+
+    def labels(self):
+        raise NotImplementedError
+
+    mean = std = labels
+
+    def without_augmentation(self, image):
+        raise NotImplementedError
+
+
+def test_a_dataset_that_uses_all_names_for_something_else_trains_as_one_without_them(tmp_path, caplog):
+    settings = "data.val_fraction=0.25 train.epochs=1"
+    plain = train(tmp_path / "plain", IMAGES, settings)
+    assert not any("is not used" in record.message for record in caplog.records)
+    summary = train(tmp_path / "common", IMAGES, settings, f"data._target_={__name__}.Common")
+    assert summary["test_loss"] == plain["test_loss"]
+    said = [record.message for record in caplog.records if "is not used" in record.message]
+    assert sorted(sentence.split()[0] for sentence in said) == sorted(
+        f"Common.{name}" for name in {*OPTIONAL} - {"classes"}
+    )
+
+
+@pytest.mark.parametrize("classes", [2, "ab", lambda: ["a"], {"a": 1}])
+def test_classes_of_another_kind_are_a_sentence_for_classification(classes):
+    dataset = Foreign(classes=classes)
+    if classes == {"a": 1}:
+        assert classes_of(dataset) == ("a",)
+        return
+    with refused("has no `classes`: give it a list of names"):
+        classes_of(dataset)
+
+
+def test_a_label_that_is_no_class_is_named_with_its_place():
+    dataset = Foreign(classes=["a", "b"], labels=[0, 1, 0, 2, 0, 1])
+    with refused(r"labels\[3\] of Foreign is 2: give the numbers of classes, 0 to 1"):
+        check_labels(dataset, Classification(dataset))
+
+
+def test_the_checksum_of_labels_that_are_sets_does_not_depend_on_the_order_of_the_sets():
+    """Sets of texts have another order in each process; equal sets may have another order in one, too."""
+    first, second = ({"a", "b", *map(str, range(count))} for count in (0, 50))
+    second -= {str(number) for number in range(50)}
+    labels = [[{8, 0}, {"x"}, first] * 2, [{0, 8}, {"x"}, second] * 2]
+    assert len({checksum_of_labels(Foreign(labels=sets)) for sets in labels}) == 1

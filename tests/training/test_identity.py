@@ -1,0 +1,98 @@
+"""What a network was trained on is known by its identity: classes by their names, samples by their content."""
+
+import numpy as np
+import pytest
+import torch
+
+from data.array_dataset import ArrayDataset
+from data.subset import split
+from tests.configs import IMAGES, checkpoint, differing_weights, train
+from tests.data.reading import refused
+
+BRIGHTNESS = {"apple": 10, "berry": 120, "cherry": 240}
+
+
+class Fruit(ArrayDataset):
+    """Images as bright as their class, whose name may be written in any case."""
+
+    def __init__(self, train, names, test_names=None, **_):
+        names = names if train or test_names is None else test_names
+        labels = np.arange(48) % len(names)
+        pixels = np.array([BRIGHTNESS.get(name.lower(), 0) for name in names], np.uint8)[labels]
+        images = np.broadcast_to(pixels[:, None, None, None], (48, 4, 4, 1))
+        super().__init__(images, labels, classes=names, mean=[0.5], std=[0.3], train=train)
+
+
+DATA = f"data._target_={__name__}.Fruit"
+
+
+def run(folder, names, *settings):
+    return train(folder, DATA, f"+data.names=[{names}]", "train.batch_size=16 train.epochs=8 optim.lr=0.1", *settings)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that tells apples from berries."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert run(folder, "apple,berry")["test_accuracy"] == 1
+    return folder
+
+
+def test_a_test_set_in_another_order_is_compared_by_name_and_one_with_other_classes_is_refused(tmp_path):
+    assert run(tmp_path / "a", "apple,berry", "+data.test_names=[Berry,APPLE]")["test_accuracy"] == 1
+    assert run(tmp_path / "b", "apple,berry,cherry", "+data.test_names=[Berry]")["test_accuracy"] == 1
+    with refused(
+        "the test set has classes that the training set does not have, plum: .* Berry, plum, .* apple, berry;"
+    ):
+        run(tmp_path / "c", "apple,berry", "+data.test_names=[Berry,plum]")
+
+
+def test_a_resume_keeps_the_numbers_of_the_checkpoint_or_names_the_renamed_class(trained, tmp_path):
+    assert checkpoint(trained)["classes"] == ["apple", "berry"]
+    folder = tmp_path / "new"
+    resume = f"train.resume={trained}/checkpoints/last.pt"
+    assert run(folder, "Berry,Apple", resume, "train.epochs=9", "optim.lr=0")["test_accuracy"] == 1
+    assert checkpoint(folder)["classes"] == ["apple", "berry"]
+    with refused(
+        "the training set has classes that the network does not have, plum: .* apple, plum, .* apple, berry;"
+    ):
+        run(tmp_path / "other", "apple,plum", resume, "train.epochs=9")
+
+
+def test_weights_of_another_run_keep_their_classes_if_these_are_the_same_and_else_a_warning_names_both(
+    trained, tmp_path, caplog
+):
+    begin = ["train.epochs=1", "optim.lr=0", f"train.init_from={trained}"]
+    assert run(tmp_path / "a", "Berry,Apple", *begin)["test_accuracy"] == 1
+    assert not any("last layer" in record.message for record in caplog.records)
+    folder = tmp_path / "b"
+    run(folder, "cherry,plum", *begin)
+    assert checkpoint(folder)["classes"] == ["cherry", "plum"]
+    assert "trained on the classes apple, berry; this run trains it on cherry, plum" in caplog.text
+
+
+def test_a_checkpoint_without_names_goes_on_and_says_so_once(trained, tmp_path, caplog):
+    state = checkpoint(trained)
+    del state["classes"]
+    torch.save(state, tmp_path / "earlier.pt")
+    caplog.set_level("INFO")
+    run(tmp_path / "new", "apple,berry", f"train.resume={tmp_path}/earlier.pt", "train.epochs=9")
+    said = [record.message for record in caplog.records if "names of classes" in record.message]
+    assert len(said) == 1 and differing_weights(tmp_path / "new", trained)
+
+
+def test_a_resume_says_how_many_samples_of_its_validation_set_were_trained_on(tmp_path, caplog):
+    small = [IMAGES, "data.val_fraction=0.1", "train.epochs=1"]
+    train(tmp_path / "run", *small)
+    resume = f"train.resume={tmp_path}/run/checkpoints/last.pt"
+    train(tmp_path / "same", *small, resume, "train.epochs=2")
+    assert "validation set has changed" not in caplog.text
+    train(tmp_path / "larger", *small, resume, "train.epochs=2", "data.val_fraction=0.3")
+    before, larger = (len(split(range(64), fraction)[1]) for fraction in (0.1, 0.3))
+    assert f"trained on {larger - before} of its {larger} samples" in caplog.text
+    state = checkpoint(tmp_path / "run")
+    del state["data"]["trained"]
+    torch.save(state, tmp_path / "earlier.pt")
+    caplog.clear()
+    train(tmp_path / "earlier", *small, f"train.resume={tmp_path}/earlier.pt", "train.epochs=2")
+    assert len([record for record in caplog.records if "which chose its samples by position" in record.message]) == 1
