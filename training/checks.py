@@ -137,9 +137,10 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_
 
 def checksum_of_labels(dataset: Any) -> int:
     labels = optional(dataset, "labels")
-    values = [] if labels is None else np.asarray(labels).tolist()
-    # A set has another order in each process.
-    values = [sorted(map(repr, value)) if isinstance(value, set | frozenset) else value for value in values]
+    array = np.asarray(() if labels is None else labels)
+    values = array.tolist()
+    if array.dtype == object:  # a set has another order in each process
+        values = [sorted(map(repr, value)) if isinstance(value, set | frozenset) else value for value in values]
     return crc32(str(values).encode())
 
 

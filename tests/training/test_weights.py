@@ -13,7 +13,7 @@ from tests.data.reading import refused
 from training.stopping import Stopped
 from training.weights import begin_from
 
-HERE = SimpleNamespace(share=lambda make: make())  # the only process
+HERE = SimpleNamespace(from_main=lambda make: make())  # the only process
 CNN = ("model=small_cnn", "model.width=1", "train.epochs=1")
 
 
@@ -109,7 +109,7 @@ def test_only_the_main_process_reads_the_file_and_all_begin_with_its_weights(tmp
 
     for rank, share in enumerate([send, lambda make: sent[0]]):
         ours = network(seed=2 + rank)
-        begin_from(str(path), ours, SimpleNamespace(share=share))
+        begin_from(str(path), ours, SimpleNamespace(from_main=share))
         assert differences(ours.state_dict(), theirs.state_dict()) == []
         path.unlink(missing_ok=True)  # another machine does not have it
 

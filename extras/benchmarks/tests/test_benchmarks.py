@@ -1,7 +1,9 @@
 """The benchmarks with almost no work: every row of every workload is measured, and what they write."""
 
 import json
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from tests.later import Later
 bench_device = Later("extras.benchmarks.bench_device")
 bench_images = Later("extras.benchmarks.bench_images")
 true_verdicts = Later("extras.benchmarks.true_verdicts")
+large = Later("extras.benchmarks.large")
 LITTLE = ["--seconds", "0.1", "--workers", "1"]
 TINY = ["--tiny", "--workers", "1", "--steps", "2"]
 
@@ -43,6 +46,16 @@ def test_a_workload_is_measured_without_the_stock_loader_too_and_beside_the_docu
     bench_images.main(["--workload", "jpeg", "--loaders", "workers", *LITTLE, "--data-root", str(images)])
     (row,) = (line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| workers"))
     assert float(row[1].replace(",", "")) > 0 and float(row[4]) == bench_images.DOCUMENTED["jpeg"]["workers"]
+
+
+def test_large_sizes_are_tried_at_any_scale_with_seconds_and_bytes(capsys):
+    needed = {"classes": "finished", "tars": "webdataset"}
+    extras = Path(__file__).parents[2]
+    large.main(
+        ["--scale", "0.001", "--only", *(part for part in large.PARTS if (extras / needed.get(part, "")).exists())]
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 9 and all(re.search(r": .* \d+\.\d\d s +[\d,]+ bytes$", line) for line in lines)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -180,6 +180,9 @@ def test_the_table_and_the_mistakes_are_those_of_the_predictions():
     assert c == {"class": "c", "images": 0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
     assert [int(mistake.image.item()) for mistake in evaluation.mistakes] == [51, 255], "the least probable first"
     assert evaluation.mistakes[0].predicted_probability == pytest.approx(0.9)
+    many = Evaluation(range(100_000), "image", [0.5], [0.25])  # a matrix of them would take 80 GB
+    many.add({"image": images}, torch.tensor([0, 1, 1, 1]), probabilities)
+    assert [row["images"] for row in many.by_class()[:3]] == [1, 3, 0] and many.draw_confusion() is None
     of_truth = torch.from_numpy(np.random.default_rng(0).permutation(60) / 200)
     for part in of_truth.split(30):
         evaluation.add({"image": torch.zeros(30, 1, 1, 1)}, torch.zeros(30).long(), torch.stack([part, 1 - part], 1))
