@@ -43,7 +43,7 @@ def with_classes(dataset: Any, classes: Sequence[str] | None, owner: str, name: 
         others = listed([names[number] for number in unknown])
         raise DataError(
             f"{name} has classes that {owner} does not have, {others}: its classes are {listed(names)}, those of "
-            f"{owner} are {listed(classes)}; use the same names"
+            f"{owner} are {listed(classes)}; give data with these names"
         )
     if np.array_equal(numbers, np.arange(len(classes))):
         return dataset
