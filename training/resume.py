@@ -1,6 +1,6 @@
 """The state of a run: what a checkpoint contains, which checkpoint a run begins with, and what it loads of it.
 
-launch.complete has by then put the settings of the earlier run before those of the command line.
+command_line.complete has by then put the settings of the earlier run before those of the command line.
 """
 
 import logging
@@ -20,6 +20,12 @@ from training.weights import begin_from
 
 log = logging.getLogger(__name__)
 
+# Settings that do not change the result of a finished run.
+SAME_RESULT = (
+    *("train.epochs", "train.max_steps", "train.checkpoint_every", "train.keep_checkpoints"),
+    *("train.process_timeout", "timing", "device"),
+)
+
 
 def resume(run: Run) -> dict[str, Any] | None:
     """Gives the run what it begins with. Returns the summary of a run that has finished already."""
@@ -30,12 +36,18 @@ def resume(run: Run) -> dict[str, Any] | None:
             begin_from(run.config.train.init_from, run.trainer.model, run.processes)
         return None
     changed = load_state(run, state)
-    log.info("resuming after step %d; changed settings: %s", run.trainer.step, "; ".join(changed) or "none")
+    sentences = "; ".join(changed.values()) or "none"
+    log.info("resuming after step %d; changed settings: %s", run.trainer.step, sentences)
     limit = run.progress.limit_reached
     if not limit:
         return None
-    log.info("this run has finished: raise %s to continue it", limit)
     summary: dict[str, Any] | None = run.processes.from_main(run.results.earlier_summary)
+    if summary is not None and not all(key.startswith(SAME_RESULT) for key in changed):
+        raise ConfigError(
+            f"{run.folder} has a finished run with other settings ({sentences}): "
+            "choose another folder, or train.resume=null to train in this one again"
+        )
+    log.info("this run has finished: raise %s to continue it", limit)
     return summary
 
 
@@ -95,8 +107,8 @@ def save(run: Run) -> None:
     run.warn_of_nan(f"no checkpoint is saved: {', '.join(names[:3])}")
 
 
-def load_state(run: Run, state: dict[str, Any]) -> list[str]:
-    """Continues from a checkpoint, with the settings of this run. Returns a sentence for each changed setting."""
+def load_state(run: Run, state: dict[str, Any]) -> dict[str, str]:
+    """Continues from a checkpoint, with the settings of this run. Returns a sentence for each changed key."""
     trainer = run.trainer
     progress = run.progress
     loader = run.train_loader
@@ -120,7 +132,7 @@ def load_state(run: Run, state: dict[str, Any]) -> list[str]:
     run.callback_states = state["callbacks"]
     if progress.limit_reached and is_within_epoch:
         progress.epoch += 1  # train.max_steps has ended it
-    return list(changed.values())
+    return changed
 
 
 def match_loader(saved: dict[str, Any], new: dict[str, Any], changed: dict[str, str]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from PIL import Image
 
 from extras.report.curves import charts_of, number
 from scripts.command import parser, run_script
+from training.command_line import COMMAND
 from training.config import ConfigError
 from training.page import embedded, write_page
 
@@ -40,8 +41,8 @@ ENTRY = re.compile(r"^\[[^]]+\]\[[^]]+\]\[(?P<level>\w+)\] - (?P<text>.*)")
 
 def write(folder: Path, facts: dict[str, Any], status: str) -> None:
     """Writes report.html. facts: entries of summary.json, as far as they are known. status: such as "running"."""
-    typed = folder / ".hydra" / "overrides.yaml"
-    overrides = yaml.safe_load(typed.read_text()) if typed.exists() else []
+    typed = folder / COMMAND
+    overrides = yaml.safe_load(typed.read_text())["overrides"] if typed.exists() else []
     first_batch = json_of(folder / "first_batch.json")
     errors = [facts["error"]] if "error" in facts else []
     rows = metrics(folder / "metrics.jsonl")

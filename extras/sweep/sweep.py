@@ -37,7 +37,7 @@ class SweepTable(Callback):
         failed = job_return.status == JobStatus.FAILED
         error = str(job_return._return_value) if failed else ""  # the property would raise it
         write_note(config, "failed" if failed else "done", error)
-        if (folder_of(config) / NOTES).exists():
+        if rank() == 0 and (folder_of(config) / NOTES).exists():
             write_report(folder_of(config))  # Hydra turns an error of a callback into a warning
 
 

@@ -15,7 +15,7 @@ import yaml
 from hydra.experimental.callback import Callback
 
 from tests.configs import CONF, FAST, checkpoint, composed, logged, steps, stop, summary_of
-from training.launch import complete
+from training.command_line import COMMAND, complete
 
 ROOT = CONF.parent
 
@@ -92,7 +92,7 @@ def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is
     command(*pasted.stdout.split("\0")[:-1], "train.epochs=2")
     assert checkpoint(folder)["step"] == 4 and checkpoint(folder)["config"]["optim"]["lr"] == 0.125
     assert logged(folder, "step", "lr") == [1, 2, 3, 4]
-    assert "train.epochs=2" in (folder / ".hydra" / "overrides.yaml").read_text()
+    assert "train.epochs=2" in (folder / COMMAND).read_text()
 
 
 def program(python, folder, before, *settings):
@@ -258,15 +258,36 @@ signal.pause()
 
 
 @pytest.mark.parametrize("content", [None, "", "[["])
-def test_a_run_whose_overrides_cannot_be_read_is_refused(command, tmp_path, earlier, content):
+@pytest.mark.parametrize("name", [COMMAND, ".hydra/overrides.yaml"])
+def test_a_run_whose_overrides_cannot_be_read_is_refused(command, tmp_path, earlier, name, content):
     """Else it would go on with the default settings."""
-    path = shutil.copytree(earlier, tmp_path / "out", symlinks=True) / ".hydra" / "overrides.yaml"
+    folder = shutil.copytree(earlier, tmp_path / "out", symlinks=True)
+    (folder / COMMAND).unlink()
     if content is None:
-        path.unlink()
+        shutil.rmtree(folder / ".hydra")
     else:
-        path.write_text(content)
+        (folder / name).write_text(content)
     shown = command("train.resume=out", "train.epochs=2", ends_with=1)
-    assert "Traceback" not in shown and "out/.hydra/overrides.yaml" in shown
+    assert "Traceback" not in shown and f"out/{'.hydra/overrides.yaml' if content is None else name}" in shown
+
+
+def test_a_run_of_before_there_was_a_command_yaml_keeps_its_settings_after_a_refused_resume(
+    command, tmp_path, earlier
+):
+    (shutil.copytree(earlier, tmp_path / "out", symlinks=True) / COMMAND).unlink()
+    command("train.resume=out", "train.epochs=2", "optim=adamw", ends_with=1)
+    command("train.resume=out", "train.epochs=2")
+    assert settings_of(tmp_path / "out") == (7, 0.125, 64, 4)
+
+
+def test_a_finished_run_is_not_taken_for_one_of_other_settings(command, tmp_path, earlier):
+    shutil.copytree(earlier, tmp_path / "sweep" / "0", symlinks=True)
+    sweep = ["-m", *FAST, "model.size=7", "optim.lr=0.25,0.5", "hydra.sweep.dir=sweep"]
+    shown = command(*sweep, ends_with=1)
+    assert "optim.lr is 0.25, was 0.125" in shown and "train.resume=null" in shown and "Traceback" not in shown
+    assert checkpoint(tmp_path / "sweep" / "1")["config"]["optim"]["lr"] == 0.5
+    command(*sweep, "train.resume=null")
+    assert checkpoint(tmp_path / "sweep" / "0")["config"]["optim"]["lr"] == 0.25
 
 
 def test_a_run_of_another_config_goes_on_with_it(command, tmp_path):
@@ -293,10 +314,10 @@ def test_a_run_of_another_config_goes_on_with_it(command, tmp_path):
 def test_a_run_that_does_not_fit_the_checkpoint_ends_in_a_sentence_and_keeps_its_settings(
     command, tmp_path, earlier, override, patterns
 ):
-    path = shutil.copytree(earlier, tmp_path / "out", symlinks=True) / ".hydra" / "overrides.yaml"
+    path = shutil.copytree(earlier, tmp_path / "out", symlinks=True) / COMMAND
     shown = command("train.resume=out", "train.epochs=2", override, ends_with=1)
     assert "Traceback" not in shown and all(re.search(pattern, shown) for pattern in patterns), shown
-    assert path.read_text() == (earlier / ".hydra" / "overrides.yaml").read_text()
+    assert path.read_text() == (earlier / COMMAND).read_text()
 
 
 # Configs

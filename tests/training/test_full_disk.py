@@ -7,7 +7,8 @@ import tempfile
 from contextlib import suppress
 
 from tests.data.reading import refused
-from training.launch import LogFile, prepare_folder
+from training.command_line import check_folder
+from training.launch import LogFile
 
 
 def test_a_log_that_cannot_be_written_is_said_once(capsys):
@@ -28,4 +29,4 @@ def test_a_folder_without_room_is_named_before_anything_is_done(tmp_path, monkey
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with refused(r"cannot be written \(No space left on device\): make room there"):
-        prepare_folder(tmp_path / "run")
+        check_folder(tmp_path / "run")

@@ -216,6 +216,14 @@ def test_processes_save_the_places_of_all_streams_and_go_on_there_with_other_wor
 
 
 @pytest.mark.slow
+def test_processes_train_the_jobs_of_a_sweep_one_after_the_other_in_one_folder(python, tmp_path):
+    sweep = ["-m", "seed=0,1", "hydra.run.dir=", "data.length=32", "train.epochs=1"]
+    Run(python, tmp_path, *sweep, id="none").finish()
+    (folder,) = (tmp_path / "multirun").iterdir()
+    assert [checkpoint(folder / job)["config"]["seed"] for job in "01"] == [0, 1]
+
+
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
     run = Run(python, tmp_path, "train.process_timeout=3", "train.checkpoint_every=10", "train.epochs=100")
     run.wait_for_step(10)

@@ -74,8 +74,7 @@ def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path, monke
         monkeypatch.setattr(f"{module}.git_commit", lambda: "0a1b2c3d")
     monkeypatch.setattr("extras.report.report.device_name", lambda device: "Card 9000")
     monkeypatch.setattr("extras.report.report.PAGES", float("inf"))  # after each evaluation
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps([f"data.note={EVIL}"]))
+    (tmp_path / "command.yaml").write_text(json.dumps({"overrides": [f"data.note={EVIL}"]}))
     (tmp_path / "train.log").write_text(f"[now][data][WARNING] - {EVIL}\n[now][data][INFO] - not this\n")
     (tmp_path / "evaluation" / "test").mkdir(parents=True)
     (tmp_path / "evaluation" / "test" / "confusion.png").write_bytes(PNG)

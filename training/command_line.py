@@ -1,0 +1,160 @@
+"""The command line of a run: how it is completed, kept in command.yaml, and taken up again by a resume."""
+
+import argparse
+import os
+import re
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+from hydra._internal import utils as hydra_utils
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from omegaconf import OmegaConf
+
+from training.config import ROOT, ConfigError
+from training.files import write_whole
+from training.processes import rank, world_size
+
+COMMAND = "command.yaml"  # in a run's folder: the flags and the overrides with which it began
+# Processes that are not the main one make no folder and no log.
+SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+# Settings of Hydra that a resume does not take over from the earlier command.
+NOT_RESUMED = ("hydra.run.", "hydra.sweep", "hydra.mode", "hydra/sweeper", "hydra/launcher", "hydra.launcher")
+ROOM = 1 << 16  # bytes that Hydra's files and the first lines of the log take
+
+
+class TextHelpParser(argparse.ArgumentParser):
+    """The parser of Hydra's options. Hydra 1.3 gives an object as a help text, which Python 3.14 refuses."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        help_text = options.get("help")
+        if help_text is not None and not isinstance(help_text, str):
+            options["help"] = str(help_text).replace("%", "%%")
+        return super().add_argument(*names, **options)
+
+
+# Hydra makes its parser in this module alone, which needs nothing else of argparse. Hydra 1.4 does without this.
+hydra_utils.argparse = SimpleNamespace(ArgumentParser=TextHelpParser)  # type: ignore[attr-defined, assignment]  # a module
+
+
+def complete(arguments: list[str]) -> list[str]:
+    """The command line of a process of the run.
+
+    The settings of the run to resume come before those of `arguments`; `hydra.run.dir` is set to its folder, or to the
+    folder of torchrun's processes, which also share the folder of a sweep. A `~` becomes the home folder.
+    """
+    arguments = [with_home(argument) for argument in arguments]
+    options = hydra_utils.get_args_parser().parse_intermixed_args(arguments)
+    overrides: list[str] = options.overrides
+    flags = [argument for argument in arguments if argument not in overrides]
+    by_key = parsed(overrides)
+    if "" in by_key:
+        raise ConfigError(f"{by_key[''].input_line}: there is no key before the =")
+    folder = None
+    key, default = ("hydra.sweep.dir", "multirun") if options.multirun else ("hydra.run.dir", "outputs")
+    resumed = path_to_resume(by_key.get("train.resume"))
+    if resumed is not None:
+        run_folder = next((path for path in (resumed, *resumed.parents) if has_command(path)), resumed)
+        command = earlier_command(run_folder)
+        flags = [*command["flags"], *flags]
+        earlier = [line for line in command["overrides"] if not parsed([line]).keys() & by_key.keys()]
+        overrides = [*earlier, *overrides]
+        if resumed.is_dir() and not options.multirun:  # a checkpoint file starts a run in a new folder
+            folder = run_folder
+            if rank() == 0 and not (folder / COMMAND).exists():  # Hydra will overwrite what it was read from
+                write_whole(folder / COMMAND, yaml.safe_dump(command))
+    if folder is None and world_size() > 1:
+        folder = folder_of_torchrun(default)
+    if folder is not None and key not in by_key:
+        overrides = [*overrides, f"{key}={value_of(folder)}"]
+    only_shows = options.cfg or options.info or options.help or options.hydra_help
+    if not only_shows and rank() == 0:
+        check_folder(Path(str(by_key[key].value() if key in by_key else folder or default)))
+    return [*flags, *overrides, *(SILENT if rank() > 0 else [])]
+
+
+def with_home(argument: str) -> str:
+    return re.sub(r"(?<=[=,\'\"[])~(?=[/,]|$)", lambda _: os.path.expanduser("~"), argument)
+
+
+def path_to_resume(override: Override | None) -> Path | None:
+    """The folder or the checkpoint file of train.resume; None if it names none."""
+    if override is None:
+        return None
+    if override.is_sweep_override():
+        raise ConfigError(f"{override.input_line}: each run has its own settings: resume one run at a time")
+    if override.value() in ("auto", None):
+        return None
+    return Path(str(override.value())).expanduser()
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ConfigError if the folder cannot be written."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing) as probe:
+            probe.write(bytes(ROOM))
+    except OSError as error:
+        remedy = "make room there, or set hydra.run.dir to another folder"
+        raise ConfigError(f"{existing.absolute()} cannot be written ({error.strerror}): {remedy}") from error
+
+
+def parsed(overrides: list[str]) -> dict[str, Override]:
+    return {override.key_or_group: override for override in OverridesParser.create().parse_overrides(overrides)}
+
+
+def save_command(folder: Path) -> None:
+    """Writes command.yaml. What Hydra writes to .hydra/ may be of a later command, which was refused."""
+    if HydraConfig.initialized() and Path(HydraConfig.get().runtime.output_dir) == folder:
+        hydra: Any = OmegaConf.to_container(HydraConfig.get(), resolve=False)
+        write_whole(folder / COMMAND, yaml.safe_dump(command_of(hydra, hydra["overrides"]["task"])))
+
+
+def has_command(folder: Path) -> bool:
+    return (folder / COMMAND).exists() or (folder / ".hydra").is_dir()
+
+
+def earlier_command(folder: Path) -> dict[str, list[str]]:
+    """The flags and the overrides with which the run in `folder` began."""
+    file = folder / COMMAND
+    try:
+        if file.exists():
+            command = yaml.safe_load(file.read_text())
+            return {key: list(command[key]) for key in ("flags", "overrides")}
+        # A run of before there was a command.yaml.
+        file = folder / ".hydra" / "overrides.yaml"
+        hydra = yaml.safe_load(file.with_name("hydra.yaml").read_text())["hydra"]
+        return command_of(hydra, yaml.safe_load(file.read_text()))
+    except (OSError, TypeError, KeyError, yaml.YAMLError) as error:
+        remedy = "give all settings again, train.resume=auto and hydra.run.dir=FOLDER"
+        raise ConfigError(f"train.resume: {file} cannot be read ({error}): {remedy}") from error
+
+
+def command_of(hydra: dict[str, Any], overrides: list[str]) -> dict[str, list[str]]:
+    """The flags and the overrides of a command line, from Hydra's own config and the overrides of ours."""
+    paths = {source["provider"]: source["path"] for source in hydra["runtime"]["config_sources"]}
+    flags = [f"--config-dir={paths['command-line']}"] if "command-line" in paths else []
+    if Path(paths["main"]) != ROOT / "conf":
+        flags.append(f"--config-path={paths['main']}")
+    flags.append(f"--config-name={hydra['job']['config_name']}")
+    of_hydra = [line for line in hydra["overrides"]["hydra"] if not line.lstrip("+~").startswith(NOT_RESUMED)]
+    return {"flags": flags, "overrides": [*overrides, *of_hydra]}
+
+
+def folder_of_torchrun(parent: str) -> Path | None:
+    """The folder of torchrun's processes: the same one after a restart, another one for each torchrun."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    if name == "none":  # its logs have their own folder: /tmp/torchelastic_XXX/none_YYY/attempt_0/0/error.json
+        error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        name = Path(error_file).parts[-4] if error_file else None
+    return Path(parent) / name if name else None
+
+
+def value_of(path: Path, quotes: bool = False) -> str:
+    """The path as the value of an override, in quotes if it needs them, or if `quotes`."""
+    is_plain = re.fullmatch(r"[\w/.:@%+-]+", str(path), re.ASCII) and not quotes
+    return str(path) if is_plain else QuotedString(str(path), Quote.single).with_quotes()
