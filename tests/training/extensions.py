@@ -182,7 +182,7 @@ class Signs(Optimizer):
 
 
 class Worst:
-    """The smallest recall of the classes that occur. It does not synchronise processes itself."""
+    """The smallest recall of the classes that occur."""
 
     higher_is_better = True
 
@@ -197,6 +197,10 @@ class Worst:
         assert outputs.dtype == torch.float32
         self.all += torch.bincount(labels.cpu(), minlength=10)
         self.right += torch.bincount(labels[outputs.argmax(1) == labels].cpu(), minlength=10)
+
+    def sync(self, gather):
+        self.right = sum(gather(self.right))
+        self.all = sum(gather(self.all))
 
     def compute(self):
         return (self.right / self.all)[self.all > 0].min()

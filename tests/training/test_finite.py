@@ -87,6 +87,42 @@ def test_fp16_leaves_out_a_step_with_nan_and_masks_may_be_infinite(tmp_path):
     assert all(weight.isfinite().all() for name, weight in checkpoint(tmp_path)["model"].items() if "mask" not in name)
 
 
+class Loud(Synthetic):
+    """One of its samples is beyond what fp16 holds."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        image = sample["image"].permute(2, 0, 1) / 255 - 0.5
+        return {**sample, "image": image * 1e6 if index == POISON and len(self) == 256 else image}
+
+
+def normed(num_classes, in_channels):
+    layers = torch.nn.Conv2d(in_channels, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten()
+    return torch.nn.Sequential(*layers, torch.nn.Linear(4 * 36, num_classes))
+
+
+def test_a_step_that_fp16_skips_leaves_the_statistics_of_batch_norm_as_they_were(tmp_path):
+    loud = f"data._target_={__name__}.Loud model._target_={__name__}.normed ~model.size"
+    train(tmp_path, loud, "train.precision=fp16")
+    assert checkpoint(tmp_path)["step"] == 16 and checkpoint(tmp_path, "best")["step"]
+    assert all(bool(value.isfinite().all()) for value in checkpoint(tmp_path)["model"].values())
+
+
+class Spoils:
+    """A callback after which a buffer is not finite."""
+
+    def on_step(self, run):
+        if run.trainer.step == 5:
+            run.trainer.model[1].running_mean[0] = math.nan
+
+
+def test_a_buffer_that_was_finite_and_is_not_any_more_is_named_and_not_saved(tmp_path, error):
+    spoils = f"model._target_={__name__}.normed ~model.size +callbacks.spoils._target_={__name__}.Spoils"
+    with error(r"model\.1\.running_mean", "step 8"):
+        train(tmp_path, spoils, "train.checkpoint_every=4")
+    assert saved(tmp_path) == {4: True}
+
+
 class Masked(torch.nn.Sequential):
     def __init__(self, num_classes, in_channels, **_):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(64 * in_channels, num_classes))

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from tests.configs import EXTENSIONS, checkpoint, differences, steps, train
+from tests.configs import EXTENSIONS, STOP, checkpoint, differences, steps, train, untimed
+from training.stopping import Stopped
 
 CONSTANT = "schedule=constant"  # another schedule depends on train.max_steps
 STREAM = (
@@ -49,6 +50,44 @@ class Reads:
 def test_a_callback_that_reads_the_training_loader_is_told_how_to_look_at_batches(tmp_path, error, at):
     with error("batches_to_look_at"):
         train(tmp_path, f"+callbacks.reads={{_target_: {__name__}.Reads, at: {at}}}")
+
+
+class Plateau:
+    """Lowers the learning rate after each evaluation, as ReduceLROnPlateau does."""
+
+    def on_start(self, run):
+        self.schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(run.trainer.optimizers[0], factor=0.5, patience=0)
+
+    def on_evaluation(self, run, scores):
+        self.schedule.step(1.0)
+
+    def state_dict(self):
+        return self.schedule.state_dict()
+
+    def load_state_dict(self, state):
+        self.schedule.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["constant", "constant schedule.every=step", "step schedule.step_size=1", "cosine"]
+)
+def test_a_learning_rate_that_a_callback_has_set_is_that_of_a_resume(tmp_path, schedule):
+    plateau = f"+callbacks.plateau._target_={__name__}.Plateau schedule={schedule} train.epochs=4 train.log_interval=1"
+    train(tmp_path / "whole", plateau)
+    for limit in (8, 13, 17):  # at the end of an epoch, and within one
+        with pytest.raises(Stopped):
+            train(tmp_path / "parts", plateau, STOP, f"+callbacks.stop.at={limit} +callbacks.stop.how=SIGTERM")
+    train(tmp_path / "parts", plateau)
+    ours, whole = (untimed(tmp_path / name) for name in ("parts", "whole"))
+    assert ours == whole
+    assert differences(checkpoint(tmp_path / "parts")["model"], checkpoint(tmp_path / "whole")["model"]) == []
+
+
+def test_a_learning_rate_of_the_command_line_replaces_that_of_a_callback(tmp_path):
+    plateau = f"+callbacks.plateau._target_={__name__}.Plateau schedule=constant train.log_interval=1"
+    train(tmp_path, plateau, "train.epochs=2")
+    train(tmp_path, plateau, "train.epochs=3 optim.lr=0.5")
+    assert steps(tmp_path)[-1]["lr"] == 0.5
 
 
 class Draws:
