@@ -22,6 +22,8 @@ DEPTH = 8  # levels: a subset, its dataset, the transform, its list of parts, a 
 LONGEST = 64  # items: a longer list or dict holds data, not parts
 MOST = 1000  # objects that are looked at
 
+SETTINGS = {type(None), bool, int, float, str}
+
 Reseed = Callable[[int], object]  # gets the seed, 64 bits
 
 SHARED = (torch.default_generator, getattr(random, "_inst", None), getattr(np.random.mtrand, "_rand", None))
@@ -82,6 +84,27 @@ def parts_of(value: Any) -> Any:
     if owner is not None:
         parts.insert(0, owner)
     return parts
+
+
+def settings_of(value: Any) -> list[Any]:
+    """Returns the numbers, texts and flags in the public attributes of `value` and of the parts that it holds."""
+    settings: list[Any] = []
+    seen: dict[int, Any] = {}
+    level = [value]
+    for _ in range(DEPTH):
+        holders = level
+        level = []
+        for holder in holders:
+            if id(holder) in seen or len(seen) > MOST:
+                continue
+            seen[id(holder)] = holder
+            attributes = attribute(holder, "__dict__")
+            parts = parts_of(holder)
+            if isinstance(attributes, dict):  # private ones may be caches and open files
+                parts = [part for name, part in attributes.items() if not str(name).startswith("_")]
+            settings += [part for part in parts if type(part) in SETTINGS]
+            level += [part for part in parts if type(part) not in PLAIN]
+    return settings
 
 
 def reseeder(value: Any) -> Reseed | None:

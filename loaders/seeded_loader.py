@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from .arguments import as_index
+from .generators import settings_of
 from .iterators import IN_USE, Cursor, EpochIterator, Position, no_batch_left
 from .order import Order
 from .plans import OrderPlan, Plan, SamplerPlan, length_of
@@ -44,6 +45,7 @@ class SeededLoader(WorkerLoader[T_co]):
     _plan: Plan | None = None  # the newest epoch's
     _current: EpochIterator | None = None  # the iterator behind next(loader)
     _length = 0  # the dataset's length when the workers got it
+    _settings: Any = None  # the values of its attributes then
 
     def __iter__(self) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -51,14 +53,19 @@ class SeededLoader(WorkerLoader[T_co]):
         self._check_open()
         position = self._next_position()
         length = length_of(self.dataset)
-        if self._engine is not None and self._length != length:
-            log.warning(
-                "%s had %d samples and has %d now: this epoch uses the new length, and the workers are restarted",
-                *(type(self.dataset).__name__, self._length, length),
-            )
+        has_copies = self.num_workers > 0 and self.worker_method != "thread"
+        settings = settings_of(self.dataset) if has_copies else []
+        name = type(self.dataset).__name__
+        if self._engine is not None and (self._length != length or self._settings != settings):
+            if self._length != length:
+                sentence = "%s had %d samples and has %d now: this epoch uses the new length, and the workers restart"
+                log.warning(sentence, name, self._length, length)
+            else:
+                log.info("attributes of %s have changed: the workers restart, to get them", name)
             self._engine.close()
             self._engine = None
         self._length = length
+        self._settings = settings
         pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
         cursor = Cursor(position)
         plan = self._plan_of(cursor)

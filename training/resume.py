@@ -84,6 +84,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "others": {name: module.state_dict() for name, module in trainer.extra_modules.items()},
         "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
         "own_rates": list(trainer.has_own_rates),
+        "frozen": [name for name, weight in trainer.named_weights() if not weight.requires_grad],
         "scaler": trainer.scaler.state_dict(),
         "means": [trainer.means.state_dict(), trainer.logged.state_dict()],  # since the last line of metrics.jsonl
         "loader": merge_states(run.processes.gather(run.train_loader.state_at(run.progress.position))),
@@ -132,6 +133,8 @@ def load_state(run: Run, state: dict[str, Any]) -> dict[str, str]:
     for means, sums in zip((trainer.means, trainer.logged), state["means"], strict=True):
         means.load_state_dict(sums)
     run.callback_states = state["callbacks"]
+    if "train.freeze" not in changed:
+        run.frozen = state.get("frozen")
     if progress.limit_reached and is_within_epoch:
         progress.epoch += 1  # train.max_steps has ended it
     return changed

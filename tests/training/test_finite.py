@@ -96,13 +96,13 @@ class Loud(Synthetic):
         return {**sample, "image": image * 1e6 if index == POISON and len(self) == 256 else image}
 
 
-def normed(num_classes, in_channels):
+def normed(num_classes, in_channels, **_):
     layers = torch.nn.Conv2d(in_channels, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten()
     return torch.nn.Sequential(*layers, torch.nn.Linear(4 * 36, num_classes))
 
 
 def test_a_step_that_fp16_skips_leaves_the_statistics_of_batch_norm_as_they_were(tmp_path):
-    loud = f"data._target_={__name__}.Loud model._target_={__name__}.normed ~model.size"
+    loud = f"data._target_={__name__}.Loud model._target_={__name__}.normed"
     train(tmp_path, loud, "train.precision=fp16")
     assert checkpoint(tmp_path)["step"] == 16 and checkpoint(tmp_path, "best")["step"]
     assert all(bool(value.isfinite().all()) for value in checkpoint(tmp_path)["model"].values())
@@ -117,7 +117,7 @@ class Spoils:
 
 
 def test_a_buffer_that_was_finite_and_is_not_any_more_is_named_and_not_saved(tmp_path, error):
-    spoils = f"model._target_={__name__}.normed ~model.size +callbacks.spoils._target_={__name__}.Spoils"
+    spoils = f"model._target_={__name__}.normed +callbacks.spoils._target_={__name__}.Spoils"
     with error(r"model\.1\.running_mean", "step 8"):
         train(tmp_path, spoils, "train.checkpoint_every=4")
     assert saved(tmp_path) == {4: True}

@@ -6,7 +6,18 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from tests.configs import EXTENSIONS, STOP, checkpoint, differences, steps, train, untimed
+from data.synthetic import Synthetic
+from tests.configs import (
+    EXTENSIONS,
+    STOP,
+    TWO_PARTS,
+    checkpoint,
+    differences,
+    differing_weights,
+    steps,
+    train,
+    untimed,
+)
 from training.stopping import Stopped
 
 CONSTANT = "schedule=constant"  # another schedule depends on train.max_steps
@@ -52,6 +63,50 @@ def test_a_callback_that_reads_the_training_loader_is_told_how_to_look_at_batche
         train(tmp_path, f"+callbacks.reads={{_target_: {__name__}.Reads, at: {at}}}")
 
 
+class Levelled(Synthetic):
+    level = 1
+
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "level": self.level}
+
+
+class Raises:
+    """Raises the level of the dataset after each epoch, and keeps the levels that were trained."""
+
+    seen: ClassVar[list[int]] = []
+
+    def on_step(self, run):
+        Raises.seen += run.batch["level"].unique().tolist()
+
+    def on_epoch_end(self, run):
+        run.data.train.level += 1
+
+
+def test_workers_get_the_attributes_of_a_dataset_that_a_callback_has_changed(tmp_path):
+    Raises.seen.clear()
+    raises = f"data._target_={__name__}.Levelled +callbacks.raises._target_={__name__}.Raises"
+    train(tmp_path, raises, "loader=workers loader.num_workers=1 train.epochs=3 data.length=64")
+    assert Raises.seen == [1, 1, 2, 2, 3, 3]
+
+
+class Thaws:
+    """The first epoch trains the last part alone."""
+
+    def on_start(self, run):
+        run.trainer.model.first.requires_grad_(False)
+
+    def on_epoch_end(self, run):
+        run.trainer.model.first.requires_grad_(True)
+
+
+def test_a_resume_trains_what_was_unfrozen(tmp_path):
+    thaws = f"{CONSTANT} {TWO_PARTS} +callbacks.thaws._target_={__name__}.Thaws"
+    train(tmp_path / "whole", thaws)
+    for limit in ("10", "16"):
+        train(tmp_path / "parts", thaws, f"train.max_steps={limit}")
+    assert differing_weights(tmp_path / "parts", tmp_path / "whole") == []
+
+
 class Plateau:
     """Lowers the learning rate after each evaluation, as ReduceLROnPlateau does."""
 
@@ -87,7 +142,7 @@ def test_a_learning_rate_of_the_command_line_replaces_that_of_a_callback(tmp_pat
     plateau = f"+callbacks.plateau._target_={__name__}.Plateau schedule=constant train.log_interval=1"
     train(tmp_path, plateau, "train.epochs=2")
     train(tmp_path, plateau, "train.epochs=3 optim.lr=0.5")
-    assert steps(tmp_path)[-1]["lr"] == 0.5
+    assert steps(tmp_path)[-1]["lr"] == 0.25, "it is halved by the evaluation with which the resume begins"
 
 
 class Draws:
