@@ -83,7 +83,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "model": trainer.model.state_dict(),
         "others": {name: module.state_dict() for name, module in trainer.extra_modules.items()},
         "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
-        "own_rates": list(trainer.has_own_rates),
+        "own_rates": trainer.has_own_rates,
         "frozen": [name for name, weight in trainer.named_weights() if not weight.requires_grad],
         "scaler": trainer.scaler.state_dict(),
         "means": [trainer.means.state_dict(), trainer.logged.state_dict()],  # since the last line of metrics.jsonl
@@ -158,12 +158,12 @@ def load_modules(trainer: Trainer, state: dict[str, Any], changed: dict[str, str
     for name, module in trainer.extra_modules.items():
         module.load_state_dict(state["others"][name])
     trainer.step_schedules()
-    trainer.has_own_rates = state.get("own_rates", trainer.has_own_rates)
-    for optimizer, saved, has_own in zip(trainer.optimizers, state["optimizers"], trainer.has_own_rates, strict=True):
-        resume_optimizer(optimizer, saved, changed, keeps_rates=has_own)
-        if has_own:
-            lr = optimizer.param_groups[0]["lr"]
-            log.info("the learning rate is %g again: a callback had set it, not the schedule alone", lr)
+    trainer.has_own_rates = state.get("own_rates", False)
+    for optimizer, saved in zip(trainer.optimizers, state["optimizers"], strict=True):
+        resume_optimizer(optimizer, saved, changed, trainer.has_own_rates)
+    if trainer.has_own_rates:
+        lr = trainer.optimizers[0].param_groups[0]["lr"]
+        log.info("the learning rate is %g again: a callback had set it, not the schedule alone", lr)
     trainer.scaler.load_state_dict(state["scaler"])
 
 
