@@ -109,8 +109,12 @@ def parsed(overrides: list[str]) -> dict[str, Override]:
 
 def save_command(folder: Path) -> None:
     """Writes command.yaml. What Hydra writes to .hydra/ may be of a later command, which was refused."""
-    if HydraConfig.initialized() and Path(HydraConfig.get().runtime.output_dir) == folder:
-        hydra: Any = OmegaConf.to_container(HydraConfig.get(), resolve=False)
+    if not HydraConfig.initialized():
+        return
+    if OmegaConf.select(HydraConfig.get(), "runtime.output_dir") == str(
+        folder
+    ):  # else Hydra's config is of another run
+        hydra: Any = OmegaConf.to_container(HydraConfig.get())
         write_whole(folder / COMMAND, yaml.safe_dump(command_of(hydra, hydra["overrides"]["task"])))
 
 
