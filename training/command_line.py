@@ -111,9 +111,7 @@ def save_command(folder: Path) -> None:
     """Writes command.yaml. What Hydra writes to .hydra/ may be of a later command, which was refused."""
     if not HydraConfig.initialized():
         return
-    if OmegaConf.select(HydraConfig.get(), "runtime.output_dir") == str(
-        folder
-    ):  # else Hydra's config is of another run
+    if OmegaConf.select(HydraConfig.get(), "runtime.output_dir") == str(folder):  # else it is another run.s
         hydra: Any = OmegaConf.to_container(HydraConfig.get())
         write_whole(folder / COMMAND, yaml.safe_dump(command_of(hydra, hydra["overrides"]["task"])))
 
