@@ -342,6 +342,23 @@ class Stop:
         os.kill(os.getpid(), getattr(signal, how))
 
 
+class Thaws:
+    """The first epoch trains the last part alone."""
+
+    def on_start(self, run):
+        run.trainer.model.first.requires_grad_(False)
+
+    def on_epoch_end(self, run):
+        run.trainer.model.first.requires_grad_(True)
+
+
+class Budget:
+    """Its time is over in one process an epoch earlier than in the other."""
+
+    def on_epoch_end(self, run):
+        run.stops_early |= run.trainer.epoch >= 2 + run.processes.rank
+
+
 class Fails:
     """A callback: one process fails after the second step, with an expected error or with another one."""
 

@@ -89,18 +89,8 @@ def test_workers_get_the_attributes_of_a_dataset_that_a_callback_has_changed(tmp
     assert Raises.seen == [1, 1, 2, 2, 3, 3]
 
 
-class Thaws:
-    """The first epoch trains the last part alone."""
-
-    def on_start(self, run):
-        run.trainer.model.first.requires_grad_(False)
-
-    def on_epoch_end(self, run):
-        run.trainer.model.first.requires_grad_(True)
-
-
 def test_a_resume_trains_what_was_unfrozen(tmp_path):
-    thaws = f"{CONSTANT} {TWO_PARTS} +callbacks.thaws._target_={__name__}.Thaws"
+    thaws = f"{CONSTANT} {TWO_PARTS} +callbacks.thaws._target_={EXTENSIONS}.Thaws"
     train(tmp_path / "whole", thaws)
     for limit in ("10", "16"):
         train(tmp_path / "parts", thaws, f"train.max_steps={limit}")

@@ -223,28 +223,11 @@ def test_processes_train_the_jobs_of_a_sweep_one_after_the_other_in_one_folder(p
     assert [checkpoint(folder / job)["config"]["seed"] for job in "01"] == [0, 1]
 
 
-class Budget:
-    """Its time is over in one process an epoch earlier than in the other."""
-
-    def on_epoch_end(self, run):
-        run.stops_early |= run.trainer.epoch >= 2 + run.processes.rank
-
-
-class Unfreezes:
-    """The first epoch trains the last part alone."""
-
-    def on_start(self, run):
-        run.trainer.model.first.requires_grad_(False)
-
-    def on_epoch_end(self, run):
-        run.trainer.model.first.requires_grad_(True)
-
-
 @pytest.mark.slow
 def test_processes_stop_together_and_average_the_gradients_of_weights_that_are_unfrozen_later(python, tmp_path):
-    budget = f"+callbacks.budget._target_={__name__}.Budget train.epochs=4 train.process_timeout=30"
-    unfreezes = f"{NO_DROPOUT} +callbacks.unfreezes._target_={__name__}.Unfreezes"
-    runs = [Run(python, tmp_path / f"{n}", budget, unfreezes, processes=n).finish() for n in (1, 2)]
+    budget = f"+callbacks.budget._target_={EXTENSIONS}.Budget train.epochs=4 train.process_timeout=30"
+    thaws = f"{NO_DROPOUT} +callbacks.thaws._target_={EXTENSIONS}.Thaws"
+    runs = [Run(python, tmp_path / f"{n}", budget, thaws, processes=n).finish() for n in (1, 2)]
     assert_close(*runs)
     assert metrics(runs[1].out)[-1]["epoch"] == 2
 
