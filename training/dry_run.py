@@ -198,7 +198,7 @@ def naming_batch(sentence: str, batch: dict[str, Any]) -> Iterator[None]:
 @contextmanager
 def no_trace(trainer: Trainer) -> Iterator[None]:
     """Sets evaluation mode in the block. Afterwards restores modes and buffers, and clears sums."""
-    modules = [trainer.model, *trainer.extra_modules.values()]
+    modules = [*trainer.all_modules.values()]
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     # Two samples are not worth a minute of compiling.
     eager = torch.compiler.set_stance("force_eager") if trainer.train_config.compile else nullcontext()

@@ -73,7 +73,7 @@ class FinishedRun:
             raise ConfigError(f"{self.path} does not fit {self}: {' '.join(str(error).split())[:300]}") from error
         self.trainer.progress.step = self.step
         self.trainer.progress.epoch = state["loader"]["epoch"]
-        for module in (self.trainer.model, *self.trainer.extra_modules.values()):
+        for module in self.trainer.all_modules.values():
             module.eval()
 
     def dataset(self, split: str) -> Any:

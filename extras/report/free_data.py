@@ -147,7 +147,7 @@ def synchronizes(run: Run, batch: Any) -> bool:
 @contextmanager
 def weights_put_back(trainer: Trainer) -> Iterator[None]:
     """Trains in the block, and puts weights and buffers back afterwards."""
-    modules = trainer.model, *trainer.extra_modules.values()
+    modules = trainer.all_modules.values()
     weights = [weight for module in modules for weight in (*module.parameters(), *module.buffers())]
     kept = [weight.detach().to("cpu", copy=True) for weight in weights]  # the device may have no room
     trainer.model.train()
