@@ -109,8 +109,10 @@ def parsed(overrides: list[str]) -> dict[str, Override]:
 
 def save_command(folder: Path) -> None:
     """Writes command.yaml. What Hydra writes to .hydra/ may be of a later command, which was refused."""
-    config = HydraConfig.get() if HydraConfig.initialized() else None
-    if config is not None and OmegaConf.select(config, "runtime.output_dir") == str(folder):  # Hydra started this run
+    if not HydraConfig.initialized():
+        return
+    config: Any = HydraConfig.get()
+    if OmegaConf.select(config, "runtime.output_dir") == str(folder):  # else Hydra has started another run
         hydra: Any = OmegaConf.to_container(config)
         write_whole(folder / COMMAND, yaml.safe_dump(command_of(hydra, hydra["overrides"]["task"])))
 
