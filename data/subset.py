@@ -23,6 +23,7 @@ from loaders import Random, offers
 log = logging.getLogger(__name__)
 
 KEPT = 16_384  # identities in a sketch: 128 kB
+BLOCK = 10_000  # values that are Python objects at a time
 PASSED_ON = ("classes", "mean", "std", "sample_spec", "augment_batch", "prepare")  # not a value per sample
 TRANSLATED = ("will_read", "path")  # methods that get translated indices
 
@@ -188,11 +189,13 @@ def identities(dataset: Any) -> np.ndarray:
 def hashed(values: Any) -> np.ndarray:
     """A hash of each value, uint64 (N,), the same one everywhere. values: texts, bytes, numbers or rows (N, ...)."""
     array = np.asarray(values)
-    items = [row.tobytes() for row in array] if array.ndim > 1 else array.tolist()
     digests = bytearray()
-    for item in items:
-        content = item if isinstance(item, bytes) else str(item).encode(errors="surrogateescape")
-        digests += blake2b(content, digest_size=8).digest()
+    for start in range(0, len(array), BLOCK):
+        block = array[start : start + BLOCK]
+        items = [row.tobytes() for row in block] if block.ndim > 1 else block.tolist()
+        for item in items:
+            content = item if isinstance(item, bytes) else str(item).encode(errors="surrogateescape")
+            digests += blake2b(content, digest_size=8).digest()
     return np.frombuffer(digests, "<u8")
 
 
