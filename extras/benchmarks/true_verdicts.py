@@ -239,7 +239,7 @@ SITUATIONS = [
     Training(
         "train, accelerator, slow kernels", COMPUTE, settings="train.max_steps=25 timing.warmup_steps=5", kernel=8
     ),
-    Training("train, accelerator, slow Python", HOST, kernel=0),
+    Training("train, accelerator, slow Python", HOST, settings="train.max_steps=40 train.accumulate=8", kernel=0),
     # The simulated accelerator:
     Simulated("accelerator, slow kernels", COMPUTE, step=0, kernel=20),
     Simulated("accelerator, slow Python", HOST, step=20),

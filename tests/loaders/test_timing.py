@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from loaders import Preloader, StepTimer, Window
+from loaders import CoreSeconds, Preloader, StepTimer, Window
 
 CPU = torch.device("cpu")
 
@@ -104,6 +104,17 @@ def test_what_follows_an_ended_step_belongs_to_no_step(clock, timer):
         timer.end_step()
         clock.now += 100.0  # a checkpoint
     assert timer.run() == timer.whole() == Window(2, 16, 8.0, 2.0)
+
+
+def test_cores_are_counted_in_the_timed_steps_alone(clock, monkeypatch):
+    monkeypatch.setattr("loaders.timing.core_seconds", lambda: CoreSeconds(clock.now, 0.0, clock.now, 0.0))
+    timer = StepTimer(CPU, warmup_steps=2)
+    for _ in range(2):
+        run(timer, clock, 1.0, 1.0, 1.0, 1.0)
+        clock.now += 100.0  # an evaluation
+    assert timer.cores == CoreSeconds(20.0, 0.0, 20.0, 0.0)  # the first epoch's last two steps, then three
+    timer.window()
+    assert timer.evidence([]).cores is timer.cores
 
 
 @pytest.mark.cuda
