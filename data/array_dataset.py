@@ -1,7 +1,6 @@
 """ArrayDataset: images in memory, randomly cropped and mirrored. They are padded once, so that a crop is a slice."""
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -9,20 +8,21 @@ import torch
 from torch.nn.functional import interpolate
 
 from data.errors import DataError
-from data.own_transform import Transformed
+from data.transform import ImageDataset, Transform, as_array
 
 
-class ArrayDataset(Transformed):
-    """Images in memory. A training sample is a random crop of the padded image, mirrored half of the time.
+class ArrayDataset(ImageDataset):
+    """Images in memory, all of one size.
 
     images: uint8 (N, H, W, C); labels: integers (N,) or (N, 1), indices into `classes`.
     mean, std: one number per channel, for pixels scaled to 0..1.
-    pad: pixels by which the images are padded (reflected) before a crop of (H, W) is taken; 0: no crop.
-    flip: whether samples are mirrored.
-    transforms: the arguments of Transformed: your own transform, instead of crop and flip or after them.
-    With train=False samples are not augmented. The attribute `images` has the padded images.
+    pad: pixels by which an image is padded (reflected) before the step "crop" takes a random (H, W) of it; 0: no crop.
+    transforms: the arguments of ImageDataset. "center_crop" leaves samples as they are, and resizes new images.
+    The attribute `images` has the images, padded if "crop" is the first step.
     Raises DataError for an argument that does not fit.
     """
+
+    has_one_size = True
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class ArrayDataset(Transformed):
         std: Sequence[float],
         train: bool,
         pad: int = 0,
-        flip: bool = False,
+        transform: Any = ("crop",),
         **transforms: Any,
     ) -> None:
-        super().__init__(train, **transforms)
+        super().__init__(train, transform, **transforms)
         if images.dtype != np.uint8 or images.ndim != 4:
             raise DataError(f"images must be uint8 of shape (N, H, W, C), not {images.dtype} {images.shape}")
         labels = np.asarray(labels)  # also of lists and pandas
@@ -52,59 +52,51 @@ class ArrayDataset(Transformed):
         self.mean = tuple(mean)
         self.std = tuple(std)
         self.pad = pad
-        self.flip = flip
-        if not train or self.gets_whole_images:
-            self.pad = 0
-            self.flip = False
-        sides = (self.pad, self.pad)
-        self.images = np.pad(images, ((0, 0), sides, sides, (0, 0)), mode="reflect")
         self.labels = labels.astype(np.int64).reshape(-1)
+        self._store(images)
 
-    def __len__(self) -> int:
-        return len(self.images)
+    def _store(self, images: np.ndarray) -> None:
+        """Keeps the images, padded if `transform` begins with "crop"."""
+        is_padded = self.transform.crop == "crop" and not self.transform.before
+        self._margin = self.pad if is_padded else 0  # pixels
+        self.images = padded(images, self._margin)
 
-    def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {"image": (self.image_shape, torch.uint8), "label": ((), torch.int64)}
+    @property
+    def _is_random(self) -> bool:
+        return self._margin > 0 or self.transform.flips
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        image = self.images[index]
-        if self.pad or self.flip:
-            image = self._augmented(image, *torch.rand(3).tolist())
-        pixels = torch.from_numpy(image.copy())  # a copy, so that changing it in place does not change the dataset
-        if self.transform is not None:
-            pixels = self.transform(pixels.permute(2, 0, 1), f"image {index}")
-        return {"image": pixels, "label": torch.tensor(self.labels[index])}
-
-    def prepare(self, image: np.ndarray) -> np.ndarray | torch.Tensor:
-        """Resizes an image of any size, uint8 (H, W, C), to a sample's height and width: see `resized_middle`.
-
-        data.test_transform is called after that, or, if it takes whole images, instead of that.
-        """
-        transform = self.test_transform
-        if transform is None or transform.after == "crop":
-            image = resized_middle(image, *self.image_shape[:2])
-        if transform is None:
-            return image
-        pixels = torch.from_numpy(image.copy())
-        return transform(pixels.permute(2, 0, 1), "a new image")
-
-    def read_batch(self, indices: np.ndarray, out: dict[str, torch.Tensor], random: Any) -> None:
-        """Writes the samples at `indices` (B,) into `out`; numbers from `random.uniform` replace torch's generator."""
-        np.take(self.labels, indices, out=out["label"].numpy())  # raises IndexError if one is out of range
-        images = out["image"].numpy()
-        if self.pad or self.flip:
+    def write_images(self, indices: np.ndarray, images: torch.Tensor, random: Any) -> None:
+        out = images.numpy()
+        if self._is_random:
             draws = random.uniform(3).tolist()
             for row, index in enumerate(indices):
-                images[row] = self._augmented(self.images[index], *draws[row])
+                out[row] = self._part(self.images[index], self.transform.flips, *draws[row])
         else:
-            np.take(self.images, indices, axis=0, out=images, mode="wrap")  # "raise" would write to a copy of `out`
+            np.take(self.images, indices, axis=0, out=out, mode="wrap")  # "raise" would write to a copy of `out`
 
-    def without_augmentation(self) -> "ArrayDataset":
-        plain = copy(self)
-        plain.images = np.ascontiguousarray(self._unpadded(self.images))
-        plain.pad = 0
-        plain.flip = False
-        plain.use_transform(self.test_transform)
+    def read_image(self, index: int) -> torch.Tensor:  # as a batch of one it would take 1.5 times as long
+        draws = torch.rand(3).tolist() if self._is_random else (0.0, 0.0, 1.0)
+        return torch.from_numpy(self._part(self.images[index], self.transform.flips, *draws).copy())
+
+    def whole(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(self.images[index].copy()).permute(2, 0, 1)
+
+    def cropped(self, image: torch.Tensor, transform: Transform) -> torch.Tensor:
+        pixels = as_array(image)
+        is_random = transform.crop == "crop"
+        if is_random:
+            pixels = padded(pixels[np.newaxis], self.pad)[0]
+            if any(side < least for side, least in zip(pixels.shape, self.image_shape[:2], strict=False)):
+                raise DataError(f"{transform.key}: crop gets {pixels.shape}, and makes {self.image_shape}: enlarge it")
+        else:
+            pixels = resized_middle(pixels, *self.image_shape[:2])
+        if is_random or transform.flips:
+            pixels = self._part(pixels, transform.flips, *torch.rand(3).tolist())
+        return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+
+    def without_augmentation(self) -> Any:
+        plain = super().without_augmentation()
+        plain._store(self._unpadded(self.images))
         return plain
 
     def sample_ids(self) -> np.ndarray:
@@ -118,21 +110,21 @@ class ArrayDataset(Transformed):
 
     def augment_batch(self, batch: dict[str, torch.Tensor], random: Any) -> dict[str, torch.Tensor]:
         """Makes the samples of `read_batch` from rows of `arrays()`, on any device; without `random` not augmented."""
-        if self.transform is not None:
+        if self.transform.functions:
             raise DataError(
-                "data.transform and data.policy take single images, not whole batches: use loader=prefetch"
+                f"{self.transform.key} has functions of single images, not of batches: use loader=prefetch"
             )
-        if not (self.pad or self.flip):
+        if not self._is_random:
             return batch
         images = batch["image"]
         height, width, _ = self.image_shape
         if random is None:
             return {**batch, "image": self._unpadded(images).contiguous()}
         down, right, mirror = random.uniform(3).T
-        offsets = 2 * self.pad + 1
+        offsets = 2 * self._margin + 1
         top = (down * offsets).astype(np.int64)
         left = (right * offsets).astype(np.int64)
-        is_mirrored = self.flip & (mirror < 0.5)
+        is_mirrored = self.transform.flips & (mirror < 0.5)
         top += np.arange(len(top)) * images.shape[1]  # a row number among the rows of all images
         left[is_mirrored] += width - 1  # a mirrored row is read from its end backwards
         starts = torch.from_numpy(np.stack([top, left, np.where(is_mirrored, -1, 1)]))
@@ -148,15 +140,24 @@ class ArrayDataset(Transformed):
 
     def _unpadded(self, images: Any) -> Any:
         height, width, _ = self.image_shape
-        return images[:, self.pad : self.pad + height, self.pad : self.pad + width]
+        return images[:, self._margin : self._margin + height, self._margin : self._margin + width]
 
-    def _augmented(self, image: np.ndarray, down: float, right: float, mirror: float) -> np.ndarray:
+    def _part(self, image: np.ndarray, flips: bool, down: float, right: float, mirror: float) -> np.ndarray:
+        """Cuts `image_shape` out of an image, at a place that random numbers choose, and mirrors it if one says so."""
         height, width, _ = self.image_shape
-        offsets = 2 * self.pad + 1
-        top = int(down * offsets)
-        left = int(right * offsets)
+        rows, columns, _ = image.shape
+        top = int(down * (rows - height + 1))
+        left = int(right * (columns - width + 1))
         image = image[top : top + height, left : left + width]
-        return image[:, ::-1] if self.flip and mirror < 0.5 else image
+        return image[:, ::-1] if flips and mirror < 0.5 else image
+
+
+def padded(images: np.ndarray, pixels: int) -> np.ndarray:
+    """The images (N, H, W, C) with that many pixels more on each side, reflected."""
+    if not pixels:
+        return np.ascontiguousarray(images)
+    sides = (pixels, pixels)
+    return np.pad(images, ((0, 0), sides, sides, (0, 0)), mode="reflect")
 
 
 def resized_middle(image: np.ndarray, height: int, width: int) -> np.ndarray:

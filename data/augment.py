@@ -1,4 +1,4 @@
-"""Augment: erases boxes and mixes images in whole training batches, on the device."""
+"""Erasing boxes and mixing images in a whole training batch, on the device: augment.erase, mixup and cutmix."""
 
 import math
 from typing import Any
@@ -6,67 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.batch_transform import BatchTransform
 from data.errors import Range
-from data.transform import Normalize
 
 ERASE_AREA = (0.02, 0.33)  # smallest and largest erased box, as a share of the image's area
 ERASE_RATIO = (0.3, 3.3)  # height divided by width, of the widest and of the narrowest erased box
 ERASE_ATTEMPTS = 10
 RANGES = {"erase": Range(0, 1), "mixup": Range(0), "cutmix": Range(0)}  # of the section augment, see training.config
-
-
-class Augment:
-    """A transform that normalises a batch, then erases boxes and mixes images, with random numbers from `random`.
-
-    normalize: a Normalize or a BatchTransform; None for float images that are normalised already.
-    erase: share (0..1) of the images in which a box becomes the mean colour (Zhong et al., arXiv:1708.04896).
-    mixup: images are blended in pairs, with weights from Beta(mixup, mixup) (Zhang et al., arXiv:1710.09412).
-    cutmix: a box is copied from another image, its area from Beta(cutmix, cutmix) (Yun et al., arXiv:1905.04899).
-    0 switches each of them off. If both mixup and cutmix are on, a batch gets one of them, each with probability 1/2.
-    image, label: the names of the fields. In a mixed batch the label becomes the share of each class, float32 (B,
-    num_classes). The results are those of torchvision's RandomErasing, MixUp and CutMix, but the host never waits for
-    the device.
-    """
-
-    def __init__(
-        self,
-        normalize: Normalize | BatchTransform | None,
-        num_classes: int,
-        erase: float = 0.0,
-        mixup: float = 0.0,
-        cutmix: float = 0.0,
-        image: str = "image",
-        label: str = "label",
-    ) -> None:
-        self.normalize = normalize
-        self.num_classes = num_classes
-        self.erase = erase
-        self.image = image
-        self.label = label
-        alphas = {blend: mixup, paste: cutmix}
-        self._mixes = [(mix, alpha) for mix, alpha in alphas.items() if alpha > 0]
-
-    def __call__(self, batch: dict[str, Any], random: Any) -> dict[str, Any]:
-        if self.normalize is not None:
-            batch = self.normalize(batch, random)  # in new memory, so images may be changed in place below
-        elif self.erase or self._mixes:
-            batch = {**batch, self.image: batch[self.image].clone()}
-        images = batch[self.image]
-        if self.erase:
-            erase_boxes(images, random_boxes(images, self.erase, random))
-        if not self._mixes:
-            return batch
-        which, seed = random.uniform(2)
-        mix, alpha = self._mixes[int(which * len(self._mixes))]
-        share = mix(images, np.random.default_rng(int(seed * 2**53)), alpha)
-        labels = batch[self.label]
-        if labels.is_floating_point():  # they are shares already
-            shares = labels.float()
-        else:
-            shares = torch.zeros((len(images), self.num_classes), device=images.device)
-            shares.scatter_(1, labels.long().view(-1, 1), 1.0)
-        return {**batch, self.label: shares.lerp(shares.roll(1, 0), 1 - share)}
 
 
 def blend(images: torch.Tensor, generator: np.random.Generator, alpha: float) -> float:
@@ -92,10 +37,11 @@ def paste(images: torch.Tensor, generator: np.random.Generator, alpha: float) ->
 
 
 def random_boxes(images: torch.Tensor, share: float, random: Any) -> torch.Tensor:
-    """Draws a box to erase for each image, int64 (4, B): top, bottom, left, right.
+    """Draws a box to erase for each image (B, C, H, W): int64 (4, B), with its top, bottom, left and right.
 
-    It is the first of ERASE_ATTEMPTS random boxes that is smaller than the image. In a `share` (0..1) of the images it
-    has pixels, in the others it is empty.
+    An image is erased with the probability `share` (0..1); the box of another image is empty. For each image
+    ERASE_ATTEMPTS boxes are drawn, and the first that is lower and narrower than the image is taken; if none is, the
+    box is empty.
     """
     count = len(images)
     height, width = images.shape[2:]

@@ -15,7 +15,7 @@ class CIFAR10(ArrayDataset):
 
     root: the folder with cifar-10-batches-py/ or cifar-10-python.tar.gz. If neither is complete, torchvision downloads
     the archive. None: downloads/ in the current folder.
-    pad, flip, options: see ArrayDataset.
+    pad, transform, options: see ArrayDataset.
     Images are uint8 (32, 32, 3). Raises DataError if the download fails.
     """
 
@@ -24,7 +24,7 @@ class CIFAR10(ArrayDataset):
         train: bool,
         root: str | Path | None = None,
         pad: int = 4,
-        flip: bool = True,
+        transform: Any = ("crop", "flip"),
         **options: Any,
     ) -> None:
         # Imported here, because it takes a second in every worker that is spawned.
@@ -37,4 +37,4 @@ class CIFAR10(ArrayDataset):
             download(datasets.CIFAR10, root, datasets.CIFAR10.filename)
             source = datasets.CIFAR10(root, train=train)
         about = {"classes": source.classes, "mean": MEAN, "std": STD}
-        super().__init__(source.data, source.targets, train=train, pad=pad, flip=flip, **about, **options)
+        super().__init__(source.data, source.targets, train=train, pad=pad, transform=transform, **about, **options)

@@ -4,7 +4,7 @@ Invariant: classes are compared by their names, never by their numbers. Names th
 or in how Unicode writes an accent, are equal.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unicodedata import normalize
 
@@ -14,7 +14,6 @@ from torch.utils.data import IterableDataset
 
 from data import optional
 from data.errors import DataError
-from data.own_transform import switch
 from data.subset import Subset
 from loaders import offers
 
@@ -130,18 +129,27 @@ class Relabelled(Subset):
         labels = optional(dataset, "labels")
         if labels is not None:
             self.labels = self.translation.translate(np.asarray(labels), 1)
-        if offers(dataset, "read_batch"):
-            shape, _ = dataset.sample_spec().get(label, (None, None))
-            switch(self, "read_batch", shape in ((), (1,)))  # in the batch, a value per class has no room for others
 
     def __getitem__(self, index: int) -> Any:
         return self.translation.of_sample(super().__getitem__(index), self.field)
 
-    def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
-        super().read_batch(indices, out, random)
+    @property
+    def read_batch(self) -> Callable[..., None] | None:
+        """The dataset's; None if it has none, or if labels have a value per class: `out` has no room for others."""
+        if not offers(self.dataset, "read_batch"):
+            return None
+        shape, _ = self.dataset.sample_spec().get(self.field, (None, None))
+        return self._read_batch if shape in ((), (1,)) else None
+
+    def _read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
+        super()._read_batch(indices, out, random)
         out[self.field].copy_(self.translation.translate(out[self.field], 1))
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    @property
+    def arrays(self) -> Callable[[], dict[str, np.ndarray]] | None:
+        return self._arrays if offers(self.dataset, "arrays") else None
+
+    def _arrays(self) -> dict[str, np.ndarray]:
         arrays = self.dataset.arrays()
         return {**arrays, self.field: self.translation.translate(arrays[self.field], 1)}
 

@@ -28,7 +28,7 @@ class FashionMini(ArrayDataset):
     """10,000 training and 2,000 test images of Fashion-MNIST, the same number for each class.
 
     root: the folder with the four .xz files. None: data/embedded/.
-    pad, flip, options: see ArrayDataset.
+    pad, transform, options: see ArrayDataset.
     Images are uint8 (28, 28, 1). Raises DataError for a missing or damaged file.
     """
 
@@ -37,12 +37,14 @@ class FashionMini(ArrayDataset):
         train: bool,
         root: str | Path | None = None,
         pad: int = 1,
-        flip: bool = True,
+        transform: Any = ("crop", "flip"),
         **options: Any,
     ) -> None:
         names = TRAIN_FILES if train else TEST_FILES
         images, labels = (read_shipped(Path(root or EMBEDDED).expanduser() / f"{name}.xz") for name in names)
-        super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, **ABOUT, **options)
+        super().__init__(
+            images[..., np.newaxis], labels, train=train, pad=pad, transform=transform, **ABOUT, **options
+        )
 
 
 class FashionMNIST(ArrayDataset):
@@ -50,7 +52,7 @@ class FashionMNIST(ArrayDataset):
 
     root: the folder with the four IDX files (.gz or not), in it or in its FashionMNIST/raw/. If they are in neither,
     torchvision downloads them into the latter. None: downloads/ in the current folder.
-    pad, flip, options: see ArrayDataset.
+    pad, transform, options: see ArrayDataset.
     Images are uint8 (28, 28, 1). Raises DataError if the download fails.
     """
 
@@ -59,7 +61,7 @@ class FashionMNIST(ArrayDataset):
         train: bool,
         root: str | Path | None = None,
         pad: int = 1,
-        flip: bool = True,
+        transform: Any = ("crop", "flip"),
         **options: Any,
     ) -> None:
         root = Path(root or DEFAULT_ROOT).expanduser()
@@ -70,7 +72,9 @@ class FashionMNIST(ArrayDataset):
             download(datasets.FashionMNIST, root, names)
         paths = find_files(root)
         images, labels = (read_idx(paths[name]) for name in (TRAIN_FILES if train else TEST_FILES))
-        super().__init__(images[..., np.newaxis], labels, train=train, pad=pad, flip=flip, **ABOUT, **options)
+        super().__init__(
+            images[..., np.newaxis], labels, train=train, pad=pad, transform=transform, **ABOUT, **options
+        )
 
 
 def find_files(root: Path) -> dict[str, Path]:

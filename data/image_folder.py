@@ -17,7 +17,7 @@ from data.errors import DataError, check_choice, check_count, printable
 from data.images.cache import Cache
 from data.images.crops import CroppedDataset, File, shrunk
 from data.images.decoding import image_errors, whole
-from data.own_transform import as_array
+from data.transform import as_array
 
 log = logging.getLogger(__name__)
 

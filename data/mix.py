@@ -11,8 +11,7 @@ from torch.utils.data import ConcatDataset, IterableDataset
 from data import optional
 from data.classes import with_classes
 from data.errors import DataError, check_choice
-from data.own_transform import switch
-from data.subset import split, unaugmented
+from data.subset import split, unaugmented, undivided
 from loaders import Mixture, offers
 
 
@@ -66,7 +65,7 @@ class Mix(ConcatDataset[Any]):
     def __init__(
         self, parts: dict[str, Any], weights: dict[str, float] | None, tested: str, about: dict[str, Any]
     ) -> None:
-        self._set_datasets(parts.values())
+        super().__init__(parts.values())
         self.names = list(parts)
         self.weights = weights
         self.tested = self.names.index(tested)
@@ -76,11 +75,6 @@ class Mix(ConcatDataset[Any]):
             setattr(self, key, value)
         if self.read_batch is not None:
             self._common("image_size", [part.sample_spec().items() for part in parts.values()])
-        switch(self, "prepare", offers(parts[tested], "prepare"))
-
-    def _set_datasets(self, datasets: Iterable[Any]) -> None:
-        ConcatDataset.__init__(self, datasets)
-        switch(self, "read_batch", all(offers(dataset, "read_batch") for dataset in self.datasets))
 
     def _common(self, key: str, values: list[Any]) -> Any:
         """The value that all parts have."""
@@ -119,16 +113,24 @@ class Mix(ConcatDataset[Any]):
     def _of(self, datasets: Iterable[Any]) -> "Mix":
         """The mixture with other samples of each part."""
         mix = copy(self)
-        mix._set_datasets(datasets)
+        ConcatDataset.__init__(mix, datasets)
         return mix
 
-    def prepare(self, image: Any) -> Any:
-        return self.datasets[self.tested].prepare(image)  # type: ignore[attr-defined]
+    @property
+    def prepare(self) -> Callable[[Any], Any] | None:
+        """The method of the part that is tested; None if it has none."""
+        part = undivided(self.datasets[self.tested])
+        return part.prepare if offers(part, "prepare") else None
 
     def sample_spec(self) -> Any:
         return self.datasets[0].sample_spec()  # type: ignore[attr-defined]
 
-    def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
+    @property
+    def read_batch(self) -> Callable[..., None] | None:
+        """Reads from all parts; None if one of them has no `read_batch`."""
+        return self._read_batch if all(offers(dataset, "read_batch") for dataset in self.datasets) else None
+
+    def _read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
         """Writes the samples at `indices` (B,) into `out`, part by part; each row has its own random numbers.
 
         A field that a part adds to `out` must be a list with an item per row; rows of other parts get None.

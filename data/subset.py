@@ -5,7 +5,7 @@ split: divides a dataset into training and validation samples, the same ones eac
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from hashlib import blake2b
 from inspect import ismethod
@@ -17,7 +17,6 @@ from torch.utils.data import ConcatDataset
 
 from data import OPTIONAL, optional
 from data.errors import DataError
-from data.own_transform import switch
 from loaders import Random, offers
 
 log = logging.getLogger(__name__)
@@ -37,8 +36,6 @@ class Subset:
     def __init__(self, dataset: Any, indices: np.ndarray) -> None:
         self.dataset = dataset
         self.indices = indices
-        for name in ("read_batch", "arrays"):
-            switch(self, name, offers(dataset, name))
 
     def __getattr__(self, name: str) -> Any:
         """The dataset's attributes, such as `labels`. Those with a value per sample have the values of the subset."""
@@ -69,8 +66,6 @@ class Subset:
         """The samples at the same indices of another dataset."""
         other = copy(self)
         other.dataset = dataset
-        for name in ("read_batch", "arrays"):
-            switch(other, name, offers(dataset, name))
         return other
 
     def __len__(self) -> int:
@@ -79,17 +74,34 @@ class Subset:
     def __getitem__(self, index: int) -> Any:
         return self.dataset[int(self.indices[index])]
 
-    def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
+    @property
+    def read_batch(self) -> Callable[..., None] | None:
+        """The dataset's read_batch for this part; None if the dataset offers none."""
+        return self._read_batch if offers(self.dataset, "read_batch") else None
+
+    def _read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
         self.dataset.read_batch(self.indices[indices], out, random)
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    @property
+    def arrays(self) -> Callable[[], dict[str, np.ndarray]] | None:
+        """The rows of the dataset's arrays; None if the dataset offers none."""
+        return self._arrays if offers(self.dataset, "arrays") else None
+
+    def _arrays(self) -> dict[str, np.ndarray]:
         return {name: array[self.indices] for name, array in self.dataset.arrays().items()}
 
 
 def unaugmented(dataset: Any) -> Any:
-    """The same samples without augmentation, if the dataset has a method for it; else the dataset."""
+    """The same samples without augmentation, if the dataset has a method for it; else the dataset, which is said."""
     plain = optional(dataset, "without_augmentation")
-    return dataset if plain is None else plain()
+    if plain is not None:
+        return plain()
+    log.info(
+        "%s has no without_augmentation(): if it augments its training samples, the validation samples that are split "
+        "off them are augmented too",
+        type(dataset).__name__,
+    )
+    return dataset
 
 
 def undivided(dataset: Any) -> Any:

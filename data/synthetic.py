@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.array_dataset import ArrayDataset
+from data.array_dataset import resized_middle
 from data.errors import Range, check_choice, check_count, check_range
 
 BANDS = 8  # of colour, side by side in an image
@@ -29,10 +29,6 @@ class Synthetic:
     - cost="wait": sleep, like waiting for a disk or a network.
     The first two are measured as CPU time of the calling thread, so they are as much work on a busy machine.
     """
-
-    sample_spec: Any = ArrayDataset.sample_spec
-    prepare: Any = ArrayDataset.prepare  # both need only `image_shape`
-    test_transform = None
 
     def __init__(
         self,
@@ -67,6 +63,12 @@ class Synthetic:
 
     def __len__(self) -> int:
         return self.length
+
+    def sample_spec(self) -> dict[str, Any]:
+        return {"image": (self.image_shape, torch.uint8), "label": ((), torch.int64)}
+
+    def prepare(self, image: np.ndarray) -> np.ndarray:
+        return resized_middle(image, *self.image_shape[:2])
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         image = np.empty(self.image_shape, np.uint8)

@@ -1,6 +1,13 @@
-"""Normalize: turns a batch of uint8 images into normalised numbers, on the device."""
+"""data.transform and data.test_transform: one list of steps, which make the image of a sample in this order.
 
-from collections.abc import Sequence
+A step is the name of one of BUILT_IN, or a function of one image. ImageDataset is the base class of our datasets,
+which take these two keys.
+Invariant: whatever a step takes and returns, a sample's image is uint8 (H, W, C), which is normalised later, or
+float32 (C, H, W), which the network gets as it is.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -8,56 +15,306 @@ import torch
 
 from data.errors import DataError
 
+CROPS = ("crop", "center_crop")
+BUILT_IN = (*CROPS, "flip", "trivial", "rand")
+A_LIST = "it is a list: 'data.transform=[crop, flip, {_target_: MODULE.NAME, ARGUMENT: VALUE}]'"
+# Keys that are not taken, as earlier versions did, and what to type instead.
+OLD_KEYS = {
+    "flip": "type 'data.transform=[crop]' for images that are not mirrored, [crop, flip] mirrors half of them",
+    "policy": "type 'data.transform=[crop, flip, trivial]', or rand",
+    "transform_after": "put crop and flip before your own step: 'data.transform=[crop, flip, {_target_: ...}]'",
+    "transform_input": "wrap a function of arrays: {_target_: data.transform.OnArray, function: {_target_: ...}}",
+    "transform": A_LIST,
+    "transform._target_": A_LIST,
+    "test_transform": A_LIST,
+    "test_transform._target_": A_LIST,
+}
 
-class Normalize:
-    """uint8 images (B, H, W, C) -> (x / 255 - mean) / std, as `dtype` (B, C, H, W) in channels-last memory.
+Step = Callable[..., Any]
 
-    It takes a batch, a dict with the images, and returns a new dict, in which the other fields are unchanged.
-    `random` is not used.
-    mean, std: one number per channel, for pixels scaled to 0..1: a list, an array or a tensor. fields: the names of
-    the fields with images.
-    Raises DataError unless the images are uint8 (B, H, W, C) with that number of channels.
+
+class Transform:
+    """A list of steps: built-in names and functions of one image. `key` is the list's name in errors.
+
+    The dataset itself crops an image, and mirrors the crop: it need not decode more than that. So the list is kept as
+    before: functions that get the whole image;
+    crop: "crop", "center_crop", or None, if images stay whole;
+    flips: whether half of the crops, chosen at random, are mirrored;
+    after: functions that get the result.
+
+    A function gets a uint8 tensor (C, H, W), or what the one before it returned, as a tensor. One of albumentations
+    gets an array (H, W, C). Arrays and Pillow images that a function returns have their channels last, tensors first.
+    has_one_size: all images have the size of a sample, so a list of only [] or [flip] needs no crop to be said.
     """
+
+    def __init__(self, key: str, steps: Any, has_one_size: bool = False) -> None:
+        self.key = key
+        self.steps = list(steps) if isinstance(steps, (list, tuple)) else [steps]
+        self.crop: str | None = None
+        self.flips = False
+        self.before: list[Step] = []
+        self.after: list[Step] = []
+        ordered = self.steps
+        if all(step in (*CROPS, "flip") for step in self.steps):
+            ordered = sorted(self.steps, key="flip".__eq__)  # it may as well be mirrored after the crop, which is fast
+            if has_one_size and not {*ordered} & {*CROPS}:
+                self.crop = "center_crop"
+        for step in ordered:
+            self._add(step)
+
+    def _add(self, step: Any) -> None:
+        if not isinstance(step, str):
+            if not callable(step) or isinstance(step, type):
+                self._refuse(step)
+            functions = self.before if self.crop is None else self.after
+            functions.append(step)
+        elif step in CROPS:
+            if self.crop is not None:
+                raise DataError(f"{self.key}={self.steps}: it can have only one of {' and '.join(CROPS)}")
+            self.crop = step
+        elif step == "flip" and self.crop is not None and not self.after:
+            self.flips = True
+        elif step == "flip":
+            self._add(flip)
+        elif step in BUILT_IN:
+            self._add(RandomAugmentation(step))
+        else:
+            self._refuse(step)
+
+    def _refuse(self, step: Any) -> None:
+        raise DataError(
+            f"{self.key}={step}: give a list of {', '.join(BUILT_IN)} and {{_target_: MODULE.NAME}}, a class, or a "
+            "function that returns a transform; [] leaves images as they are"
+        )
+
+    @property
+    def functions(self) -> list[Step]:
+        return [*self.before, *self.after]
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the dataset alone makes the image: then all images have one size, and whole batches can be read."""
+        return self.crop is not None and not self.functions
+
+    def call(self, functions: Sequence[Step], image: torch.Tensor, name: str) -> torch.Tensor:
+        """Calls one of `before` and `after` with an image (C, H, W), and returns one, uint8 or floats.
+
+        Raises DataError with the image's name if a function fails, or the result is not an image.
+        """
+        if not functions:
+            return image
+        pixels: Any = image
+        for function in functions:
+            try:
+                if is_of_albumentations(function):
+                    pixels = function(image=as_array(pixels))["image"]
+                else:
+                    pixels = function(as_tensor(pixels))
+            except Exception as error:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                raise DataError(
+                    f"{self.key}: {name_of(function)} failed for {name}, {form_of(as_tensor(pixels))}: {reason}; the "
+                    "traceback is in train.log"
+                ) from error
+        return self._checked(as_tensor(pixels), len(image), name)
+
+    def _checked(self, pixels: Any, channels: int, name: str) -> torch.Tensor:
+        made = f"{self.key} returned {form_of(pixels)} for {name}"
+        if not isinstance(pixels, torch.Tensor) or pixels.ndim != 3:
+            raise DataError(f"{made}: it must return an image, a tensor (C, H, W) or an array (H, W, C)")
+        is_uint8 = pixels.dtype == torch.uint8
+        if len(pixels) != channels and (is_uint8 or pixels.shape[2] == channels):
+            raise DataError(
+                f"{made}, which has {channels} channels: return tensors (C, H, W), or arrays (H, W, C); wrap a "
+                "function that takes arrays in data.transform.OnArray"
+            )
+        if not is_uint8 and not pixels.is_floating_point():
+            raise DataError(f"{made}: return uint8, 0 to 255, or floats, which the network gets as they are")
+        return pixels
+
+
+class OnArray:
+    """A step of a function of arrays: {_target_: data.transform.OnArray, function: {_target_: ...}}.
+
+    The function gets an array (H, W, C), and returns one, or any other image that a step may return.
+    """
+
+    def __init__(self, function: Step) -> None:
+        self.func = function  # as in functools.partial: see name_of
+
+    def __call__(self, image: Any) -> Any:
+        return self.func(as_array(image))
+
+
+class RandomAugmentation:
+    """The steps "trivial" and "rand", of torchvision.
+
+    They are TrivialAugmentWide (Müller and Hutter, arXiv:2103.10158) and RandAugment (Cubuk et al., arXiv:1909.13719).
+    """
+
+    def __init__(self, name: str) -> None:
+        # Imported here, because it takes a second in every worker that is spawned.
+        from torchvision.transforms import InterpolationMode, v2
+
+        kind = {"trivial": v2.TrivialAugmentWide, "rand": v2.RandAugment}[name]
+        self._transform = kind(interpolation=InterpolationMode.BILINEAR)
+        self.__name__ = name  # for errors: see name_of
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        augmented: torch.Tensor = self._transform(image)
+        return augmented
+
+
+def flip(image: torch.Tensor) -> torch.Tensor:
+    """The step "flip" where it does not follow a crop."""
+    return image.flip(2) if torch.rand(1) < 0.5 else image
+
+
+class GlobalRandom:
+    """The random numbers of one sample, from torch's global generator, which the loader seeds for each sample."""
+
+    def uniform(self, k: int) -> np.ndarray:
+        return torch.rand(1, k).numpy()
+
+
+class ImageDataset:
+    """Base class of our datasets of images: reads samples by `transform`, one at a time or as whole batches.
+
+    transform, test_transform: the steps for training samples, and for test samples and new images: see Transform.
+    stratify: see data.subset.split.
+
+    A subclass sets `classes`, `labels`, an array (N, ...), and `image_shape`, the (H, W, C) of a crop; and defines
+    - `write_images(indices, images, random)`: crops and mirrors as `transform` says, without its functions, and writes
+      the result into `images`, uint8 (B, H, W, C);
+    - `whole(index)`: the image as it is stored, uint8 (C, H, W);
+    - `cropped(image, transform)`, which crops and mirrors a whole image (C, H, W), uint8 or floats.
+
+    The attribute `transform` is for this dataset's samples. If it has functions, samples have no fixed form, and the
+    loader reads them one by one, because it seeds the generators for each.
+    """
+
+    has_one_size = False
+    classes: tuple[str, ...]
+    labels: np.ndarray
+    image_shape: tuple[int, ...]
 
     def __init__(
         self,
-        mean: Any,
-        std: Any,
-        dtype: torch.dtype = torch.float32,
-        fields: Sequence[str] = ("image",),
+        train: bool,
+        transform: Any = ("crop", "flip"),
+        test_transform: Any = ("center_crop",),
+        stratify: bool = False,
+        **others: Any,
     ) -> None:
-        self.mean = as_floats(mean)
-        self.std = as_floats(std)
-        self.dtype = dtype
-        self.fields = tuple(fields)
-        self._constants: dict[tuple[torch.device, int], tuple[torch.Tensor, ...]] = {}
+        for key, value in others.items():
+            remedy = OLD_KEYS.get(key, "remove it")
+            raise DataError(f"data.{key}={value}: {type(self).__name__} has no such setting: {remedy}")
+        self.stratify = stratify
+        training_transform = Transform("data.transform", transform, self.has_one_size)
+        self.test_transform = Transform("data.test_transform", test_transform, self.has_one_size)
+        self.transform = training_transform if train else self.test_transform
 
-    def __call__(self, batch: dict[str, Any], random: Any = None) -> dict[str, Any]:
-        normalized = {name: self._normalized(batch[name]) for name in self.fields}
-        return {**batch, **normalized}
+    def write_images(self, indices: np.ndarray, images: torch.Tensor, random: Any) -> None:
+        raise NotImplementedError
 
-    def _normalized(self, image: torch.Tensor) -> torch.Tensor:
-        if image.dtype != torch.uint8 or image.ndim != 4 or image.shape[3] != len(self.mean):
-            raise DataError(
-                f"Normalize needs uint8 images of shape (B, H, W, {len(self.mean)}), not {image.dtype} "
-                f"{tuple(image.shape)}; change what the dataset returns, or give one mean and std per channel"
-            )
-        shift, scale = self.constants(image.device, width=image.shape[2])
-        # Operating on rows of W * C values instead of pixels of C is five times as fast on a CPU, as the inner loop is
-        # longer. It takes a single pass: the kernel reads uint8, computes in float32 and writes `dtype`.
-        rows = image.flatten(2)
-        result = torch.empty(rows.shape, dtype=self.dtype, device=rows.device)
-        torch.addcmul(shift, rows, scale, out=result)
-        return result.view(image.shape).permute(0, 3, 1, 2)
+    def whole(self, index: int) -> torch.Tensor:
+        raise NotImplementedError
 
-    def constants(self, device: torch.device, width: int) -> tuple[torch.Tensor, ...]:
-        """(shift, scale), float32 (W * C,) each, for shift + pixel * scale; made once per device and width."""
-        key = (device, width)
-        if key not in self._constants:
-            mean, std = torch.tensor([self.mean, self.std])
-            self._constants[key] = torch.stack([-mean / std, 1 / (255 * std)]).repeat(1, width).to(device).unbind()
-        return self._constants[key]
+    def cropped(self, image: torch.Tensor, transform: Transform) -> torch.Tensor:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def sample_spec(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]] | None:
+        """The form of a sample; None if `transform` has functions, which may return images of any form."""
+        if not self.transform.is_fast:
+            return None
+        labels = torch.from_numpy(self.labels[:0])
+        return {"image": (self.image_shape, torch.uint8), "label": (labels.shape[1:], labels.dtype)}
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
+        """Writes the samples at `indices` (B,) into `out`; numbers from `random.uniform` replace torch's generator."""
+        np.take(self.labels, indices, axis=0, out=out["label"].numpy())  # raises IndexError if one is out of range
+        self.write_images(indices, out["image"], random)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        label = torch.tensor(self.labels[index])
+        transform = self.transform
+        if transform.crop is None or transform.before:
+            image = self.transformed(self.whole(index), transform, self.image_name(index))
+            return {"image": image, "label": label}
+        image = self.read_image(index)
+        if transform.after:
+            pixels = transform.call(transform.after, image.permute(2, 0, 1), self.image_name(index))
+            image = in_layout(pixels)
+        return {"image": image, "label": label}
+
+    def read_image(self, index: int) -> torch.Tensor:
+        """Crops and mirrors an image as `write_images` does: uint8 (H, W, C)."""
+        images = torch.empty((1, *self.image_shape), dtype=torch.uint8)
+        self.write_images(np.array([index]), images, GlobalRandom())
+        return images[0]
+
+    def image_name(self, index: int) -> str:
+        """The name of a sample's image, for errors."""
+        return str(self.path(index)) if hasattr(self, "path") else f"image {index}"
+
+    def transformed(self, pixels: torch.Tensor, transform: Transform, name: str) -> torch.Tensor:
+        """Makes a sample's image from a whole one, uint8 (C, H, W), with all steps."""
+        pixels = transform.call(transform.before, pixels, name)
+        if transform.crop is not None:
+            pixels = self.cropped(pixels, transform)
+        return in_layout(transform.call(transform.after, pixels, name))
+
+    def prepare(self, image: np.ndarray) -> torch.Tensor:
+        """Makes the image of a test sample from a new image, uint8 (H, W, C) of any size."""
+        return self.transformed(torch.from_numpy(image.copy()).permute(2, 0, 1), self.test_transform, "a new image")
+
+    def without_augmentation(self) -> Any:
+        plain = copy(self)
+        plain.transform = self.test_transform
+        return plain
 
 
-def as_floats(values: Any) -> tuple[float, ...]:
-    return tuple(np.asarray(values, float).flatten().tolist())
+def in_layout(pixels: torch.Tensor) -> torch.Tensor:
+    """The image of a sample from one (C, H, W): uint8 (H, W, C), or float32 (C, H, W)."""
+    if pixels.dtype == torch.uint8:
+        return pixels.permute(1, 2, 0).contiguous()
+    return pixels.float().contiguous()
+
+
+def name_of(step: Any) -> str:
+    function = getattr(step, "func", step)
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def is_of_albumentations(step: Any) -> bool:
+    return any(kind.__module__.split(".")[0] == "albumentations" for kind in type(step).__mro__)
+
+
+def as_array(pixels: Any) -> np.ndarray:
+    """An image as an array (H, W, C)."""
+    if isinstance(pixels, torch.Tensor):
+        return pixels.permute(1, 2, 0).contiguous().numpy()
+    return np.asarray(pixels)
+
+
+def as_tensor(pixels: Any) -> Any:
+    """An image as a plain tensor (C, H, W). Anything but an array or a Pillow image is returned unchanged."""
+    if isinstance(pixels, torch.Tensor):
+        return pixels.as_subclass(torch.Tensor)
+    if not isinstance(pixels, np.ndarray) and not hasattr(pixels, "getbands"):
+        return pixels
+    array = np.require(pixels, requirements=["C", "W"])  # W: Pillow's memory is read-only
+    if array.ndim not in (2, 3):
+        return pixels
+    if array.ndim == 2:
+        array = array[..., np.newaxis]
+    return torch.from_numpy(array).permute(2, 0, 1)
+
+
+def form_of(pixels: Any) -> str:
+    if isinstance(pixels, (torch.Tensor, np.ndarray)):
+        return f"{str(pixels.dtype).removeprefix('torch.')} {tuple(pixels.shape)}"
+    return f"{type(pixels).__name__} {' '.join(str(pixels).split())[:60]}"

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from data.array_dataset import ArrayDataset
-from data.transform import Normalize
+from data.batch_transform import Normalize
 from loaders import Preloader, ResidentLoader, WorkerLoader
 
 Maker = Callable[[int], Any]  # number of workers -> loader
@@ -112,7 +112,8 @@ def cifar(length: int = 50_000) -> dict[str, Maker]:
     images = generator.integers(256, size=(length, 32, 32, 3), dtype=np.uint8)
     labels = generator.integers(10, size=length)
     classes = [str(label) for label in range(10)]
-    ours = ArrayDataset(images, labels, classes=classes, mean=mean, std=std, train=True, pad=4, flip=True)
+    about: dict[str, Any] = {"classes": classes, "mean": mean, "std": std, "pad": 4, "transform": ["crop", "flip"]}
+    ours = ArrayDataset(images, labels, train=True, **about)
     normalize = Normalize(mean, std)
     planes = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
     transform = v2.Compose(

@@ -36,8 +36,8 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from data.batch_transform import Normalize
 from data.synthetic import Synthetic
-from data.transform import Normalize
 from extras.benchmarks.device_peers import Pairs, PreDataLoader, timm_batches
 from extras.benchmarks.picture import OURS, THEIRS, draw_bars
 from loaders import Accelerator, LoaderConfig, Preloader, StepTimer, build_loader, chosen_device

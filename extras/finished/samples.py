@@ -16,8 +16,8 @@ from data.errors import DataError, read_lines
 from data.image_folder import find_images, warn_of_left_out
 from data.images.decoders import choose
 from data.images.decoding import decode, image_errors, whole
-from data.own_transform import as_array
 from data.subset import undivided
+from data.transform import as_array
 from extras.finished.finished_run import FinishedRun
 from loaders import offers
 from training.config import ConfigError

@@ -34,7 +34,7 @@ from data.errors import DataError
 from data.image_folder import ImageFolder
 from data.images.crops import shrunk
 from data.images.decoding import whole
-from data.own_transform import as_array
+from data.transform import as_array
 from extras.packed.packed import VERSION, Packed, entry_type, shard_name
 from loaders import WorkerLoader
 from scripts.command import parser, run_script

@@ -20,10 +20,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import IterableDataset
 
-from data.augment import Augment
-from data.batch_transform import BatchTransform
-from data.own_transform import OwnTransform, name_of
+from data.batch_transform import Normalize
 from data.subset import undivided
+from data.transform import Transform, name_of
 from extras.report.curves import number
 from loaders import Random, move, preserved_globals
 from training.files import write_whole
@@ -100,19 +99,11 @@ def stages(run: Run, name: str) -> list[Row]:
         rows += own_stages(run.data.train, name)
         batch = run.data.task.to_dict(move(run.data.first, lambda tensor: tensor.to(run.trainer.device)))
         note("first samples of the dataset", batch[name])
-        outer = copy.deepcopy(run.data.augment.args[0])
-        inner = outer
-        if isinstance(outer, Augment):
-            inner = outer.normalize
-            outer.normalize = None
-        if isinstance(inner, BatchTransform):
-            inner.steps = [(watched(step, note), with_labels) for step, with_labels in inner.steps]
-        if inner is not None:
-            batch = inner(batch, Random(0, 0, 0))
-            note("normalised", batch[name])
-        if isinstance(outer, Augment):
-            batch = outer(batch, Random(0, 0, 0))
-            note("augment: erase, mixup, cutmix", batch[name])
+        transform = copy.deepcopy(run.data.augment.args[0])
+        stages = [("normalised", transform)] if isinstance(transform, Normalize) else getattr(transform, "stages", [])
+        for stage, function in stages:
+            batch = function(batch, Random(0, 0, 0))
+            note(stage, batch[name])
     return rows
 
 
@@ -133,12 +124,14 @@ def own_steps(dataset: Any, index: int) -> list[tuple[str, Tensor]]:
     notes: list[tuple[str, Tensor]] = []
     dataset = undivided(dataset)
     own = getattr(dataset, "transform", None)
-    if isinstance(own, OwnTransform):
+    if isinstance(own, Transform) and own.functions:
         copied = copy.copy(dataset)
         copied.transform = copy.deepcopy(own)
-        copied.transform.steps = [noting("what data.transform gets", notes)]
-        for step in copy.deepcopy(own.steps):
-            copied.transform.steps += [step, noting(f"data.transform: {name_of(step)}", notes)]
+        for stage, functions in (("the whole image", copied.transform.before), ("the crop", copied.transform.after)):
+            noted = [noting(stage, notes)] if functions else []
+            for function in functions:
+                noted += [function, noting(f"data.transform: {name_of(function)}", notes)]
+            functions[:] = noted
         copied[index]
     return notes
 
@@ -151,18 +144,6 @@ def noting(stage: str, notes: list[tuple[str, Tensor]]) -> Callable[[Any], Any]:
         return image
 
     return step
-
-
-def watched(step: Callable[..., Any], note: Note) -> Callable[..., Any]:
-    """A step of a transform of batches, whose result is noted."""
-
-    def call(*arguments: Any) -> Any:
-        result = step(*arguments)
-        images = result[0] if isinstance(result, tuple) else result
-        note(f"augment.transform: {name_of(step)}", images)
-        return result
-
-    return call
 
 
 def warnings_of(last: Row, rows: list[Row]) -> list[str]:

@@ -73,7 +73,10 @@ class ImageDataset:
     def test_the_yaml_has_the_constructors_arguments_with_their_defaults(self, make):
         config = yaml.safe_load(self.yaml.read_text())
         module, _, name = config.pop("_target_").rpartition(".")
-        assert config == defaults(getattr(importlib.import_module(module), name))
+        arguments = defaults(getattr(importlib.import_module(module), name))
+        assert config == {
+            name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items()
+        }
 
 
 class FileDataset(ImageDataset):
@@ -85,7 +88,7 @@ class FileDataset(ImageDataset):
         dataset = make(True, transform=mirrored)
         assert torch.equal(dataset[3]["image"].permute(2, 0, 1), mirrored(image))
         assert not offers(dataset, "read_batch")
-        dataset = make(True, transform=mirrored, transform_after="crop")
+        dataset = make(True, transform=["crop", "flip", mirrored])
         torch.manual_seed(5)
         crop = plain[3]["image"].permute(2, 0, 1)
         torch.manual_seed(5)
@@ -102,7 +105,7 @@ class FileDataset(ImageDataset):
     def test_samples_with_a_random_transform_are_the_same_with_any_number_of_workers(self, make):
         batches = []
         for workers in (0, 2):
-            dataset = make(True, transform=darkened, transform_after="crop")
+            dataset = make(True, transform=["crop", "flip", darkened])
             with WorkerLoader(dataset, 3, seed=0, shuffle=True, num_workers=workers) as loader:
                 batches.append([{name: field.clone() for name, field in batch.items()} for batch in loader])
         for batch, other in zip(*batches, strict=True):

@@ -9,7 +9,8 @@ IMAGES = np.arange(2 * 5 * 4 * 3, dtype=np.uint8).reshape(2, 5, 4, 3)  # all val
 LABELS = np.array([1, 0], dtype=np.uint8)
 
 
-def make(images=IMAGES, labels=LABELS, train=True, **augmentation):
+def make(images=IMAGES, labels=LABELS, train=True, flip=False, **augmentation):
+    augmentation["transform"] = ["crop", "flip"] if flip else ["crop"]
     names = ("a", "b")
     third = (0.5, 0.5, 0.5)
     return ArrayDataset(images, labels, classes=names, mean=third, std=third, train=train, **augmentation)
@@ -26,7 +27,7 @@ def test_a_subclass_is_still_one_without_augmentation():
         def __getitem__(self, index):
             return super().__getitem__(index) | {"index": index}
 
-    dataset = WithIndex(IMAGES, LABELS, classes="ab", mean=(0.5,) * 3, std=(0.5,) * 3, train=True, pad=1, flip=True)
+    dataset = WithIndex(IMAGES, LABELS, classes="ab", mean=(0.5,) * 3, std=(0.5,) * 3, train=True, pad=1)
     sample = dataset.without_augmentation()[1]
     assert sample["index"] == 1 and np.array_equal(sample["image"], IMAGES[1])
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.augment import Augment, random_boxes
-from data.transform import Normalize
+from data.augment import random_boxes
+from data.batch_transform import BatchTransform, Normalize
 from loaders import Random
 from tests.data.reading import distance
 from tests.later import Later
@@ -48,7 +48,7 @@ def test_one_transform_accepts_batches_of_every_size_and_layout_and_changes_noth
 
 
 def augment(batch=None, key=0, **settings):
-    return Augment(Normalize(MEAN, STD), 5, **settings)(batch or make_batch(), Random(0, 0, key))
+    return BatchTransform(Normalize(MEAN, STD), (), 5, **settings)(batch or make_batch(), Random(0, 0, key))
 
 
 def normalized(count=16):
@@ -73,7 +73,7 @@ def test_the_same_key_gives_the_same_batch_and_another_key_another_batch(setting
     assert torch.equal(given["image"], make_batch()["image"]) and torch.equal(torch.get_rng_state(), state)
     assert first.is_contiguous(memory_format=torch.channels_last)
     floats = {**given, "image": normalized()}
-    Augment(None, 5, **settings)(floats, Random(0, 0, 0))
+    BatchTransform(None, (), 5, **settings)(floats, Random(0, 0, 0))
     assert torch.equal(floats["image"], normalized())
 
 
@@ -134,7 +134,7 @@ def test_cutmix_pastes_a_box_and_blends_the_labels_by_its_area(key):
 @pytest.mark.cuda
 def test_on_a_gpu_the_batch_is_the_same_and_the_host_does_not_wait():
     settings = {"erase": 0.5, "mixup": 0.4, "cutmix": 1.0}
-    step = Augment(Normalize(MEAN, STD), 5, **settings)
+    step = BatchTransform(Normalize(MEAN, STD), (), 5, **settings)
     batch = {**make_batch(), "image": make_batch()["image"].cuda(), "label": make_batch()["label"].cuda()}
     step(batch, Random(0, 0, 0))  # makes the constants
     torch.cuda.set_sync_debug_mode("error")

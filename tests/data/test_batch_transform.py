@@ -5,9 +5,7 @@ import logging
 import pytest
 import torch
 
-from data.augment import Augment
-from data.batch_transform import BatchTransform
-from data.transform import Normalize
+from data.batch_transform import BatchTransform, Normalize
 from loaders import Random
 from tests.configs import DARKENED, differing_weights, stop, train
 from tests.data.reading import refused
@@ -25,7 +23,7 @@ def batch():
 
 
 def made(*steps, label="label"):
-    return BatchTransform(steps, NORMALIZE, label)(batch())
+    return BatchTransform(NORMALIZE, steps, label=label)(batch())
 
 
 def halved(images):
@@ -51,10 +49,10 @@ def test_a_transform_gets_images_in_0_to_1_and_the_result_is_normalised():
 def test_labels_go_where_they_are_taken_and_the_batch_is_never_changed():
     before = batch()
     given = batch()
-    transform = BatchTransform([swapped, halved], NORMALIZE, "label")
+    transform = BatchTransform(NORMALIZE, [swapped, halved])
     assert torch.equal(transform(given)["label"], before["label"].flip(0))
     assert all(torch.equal(given[name], before[name]) for name in ("image", "label"))
-    assert BatchTransform([halved], NORMALIZE, None)(batch())["label"].tolist() == before["label"].tolist()
+    assert BatchTransform(NORMALIZE, [halved], label=None)(batch())["label"].tolist() == before["label"].tolist()
     assert made(v2.MixUp(num_classes=3))["label"].shape == (6, 3)
     assert torch.equal(made(v2.RandomHorizontalFlip(1.0))["label"], before["label"])
     chained = v2.Compose([v2.ColorJitter(0.1), v2.CutMix(num_classes=3)])
@@ -70,7 +68,7 @@ def test_what_is_not_a_batch_of_images_is_a_sentence(step):
 
 
 def test_a_second_normalisation_is_warned_of_once(caplog):
-    transform = BatchTransform([v2.Normalize(NORMALIZE.mean, NORMALIZE.std)], NORMALIZE, None)
+    transform = BatchTransform(NORMALIZE, [v2.Normalize(NORMALIZE.mean, NORMALIZE.std)], label=None)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             transform(batch())
@@ -79,9 +77,8 @@ def test_a_second_normalisation_is_warned_of_once(caplog):
 
 
 def test_boxes_are_erased_and_images_mixed_after_it():
-    first = BatchTransform([swapped], NORMALIZE, "label")
-    both = Augment(first, 3, erase=0.5, mixup=0.3)(batch(), Random(0, 0, 0))
-    alone = Augment(NORMALIZE, 3, erase=0.5, mixup=0.3)
+    both = BatchTransform(NORMALIZE, [swapped], 3, erase=0.5, mixup=0.3)(batch(), Random(0, 0, 0))
+    alone = BatchTransform(NORMALIZE, [], 3, erase=0.5, mixup=0.3)
     given = batch()
     expected = alone({**given, "image": given["image"].flip(0), "label": given["label"].flip(0)}, Random(0, 0, 0))
     assert all(torch.allclose(both[name], expected[name], atol=1e-5) for name in ("image", "label"))

@@ -97,7 +97,7 @@ def test_missing_files_are_downloaded_once_and_named_without_a_network(
     download.side_effect = lambda *_, **__: write(root / below)
     kind(train=False)
     download.side_effect = AssertionError("the files are there")
-    sample = kind(train=True, pad=0, flip=False)[13]
+    sample = kind(train=True, pad=0, transform=["crop"])[13]
     assert sample["label"].item() == 3 and sample["image"][5, 6].tolist() == pixel
 
 

@@ -88,7 +88,7 @@ def test_parts_are_those_of_the_column_and_val_rows_are_the_test_set_if_there_is
     test = make(named, False, split="s")
     assert [Path(test.path(0)).name, len(test)] == ["5.jpg", 1] and test.classes == train.classes
     rest, part = split(train, 0)
-    assert len(rest) == 4 and Path(part.path(0)).name == "4.jpg" and not part.dataset.train
+    assert len(rest) == 4 and Path(part.path(0)).name == "4.jpg" and part.dataset.transform.crop == "center_crop"
     with refused(r"val_fraction=0.5: data.split has val rows"):
         split(train, 0.5)
     without = named.replace("5.jpg,a,5,test", "")

@@ -24,7 +24,7 @@ ABOUT = {"mean": [0.5] * 3, "std": [0.25] * 3}
 
 def arrays(train, count=30, first=0, classes="ab", side=8, **about):
     images = np.full((count, side, side, 3), first, np.uint8) + np.arange(count, dtype=np.uint8)[:, None, None, None]
-    options = {**ABOUT, **about, "classes": classes, "pad": 2, "flip": True}
+    options = {**ABOUT, **about, "classes": classes, "pad": 2, "transform": ["crop", "flip"]}
     return ArrayDataset(images, np.arange(count) % len(classes), train=train, **options)
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from data.array_dataset import ArrayDataset
+from data.batch_transform import Normalize
 from data.fashion import EMBEDDED, FashionMini
 from data.image_folder import ImageFolder
 from data.synthetic import Synthetic
-from data.transform import Normalize
 from tests.data.fakes import flip_a_byte, write_images
 from tests.data.reading import refused
 
@@ -38,7 +38,7 @@ def resident(**settings):
         (arrays, {"labels": np.array([1])}, "2 images need labels of shape (2,)"),
         (arrays, {"labels": [0.5, 1.0]}, "labels of shape (2,), integers, not float64 (2,)"),
         (arrays, {"pad": 4}, "data.pad=4 must be 0 to 3"),
-        (resident, {"policy": "rand"}, "data.transform and data.policy take single images"),
+        (resident, {"transform": ["crop", "rand"]}, "data.transform has functions of single images"),
         (normalize, {"image": torch.zeros(2, 4, 4, 3)}, "needs uint8 images of shape (B, H, W, 3)"),
         (Synthetic, {"cost_ms": -1}, "data.cost_ms=-1"),
         (Synthetic, {"length": 1e8}, "data.length=100000000.0 must be a whole number"),
@@ -46,7 +46,7 @@ def resident(**settings):
         (ImageFolder, {}, "data.root is not set"),
         (ImageFolder, {"image_size": "large"}, "data.image_size=large must be a whole number, at least 1"),
         (ImageFolder, {"min_area": 0}, "data.min_area=0: give a number above 0 to 1"),
-        (ImageFolder, {"policy": "trival"}, "data.policy=trival: use one of trivial, rand"),
+        (ImageFolder, {"transform": ["trival"]}, "data.transform=trival: give a list of crop, center_crop, flip"),
         (ImageFolder, {"decoder": "jpeg"}, "data.decoder=jpeg: use one of auto, nvimgcodec, torchvision, pillow"),
     ],
 )

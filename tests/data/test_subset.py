@@ -18,7 +18,7 @@ from tests.data.reading import read_batch, refused
 
 def arrays(train=True):
     images = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
-    options = {"classes": "abc", "mean": [0.5] * 3, "std": [0.25] * 3, "pad": 2, "flip": True}
+    options = {"classes": "abc", "mean": [0.5] * 3, "std": [0.25] * 3, "pad": 2, "transform": ["crop", "flip"]}
     return ArrayDataset(images, np.arange(50) % 3, train=train, **options)
 
 

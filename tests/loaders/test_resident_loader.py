@@ -15,7 +15,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 def images(length=30, shape=(7, 6, 3), pad=2, flip=True, train=True):
     pixels = np.random.default_rng(0).integers(256, size=(length, *shape), dtype=np.uint8)
     about = {"classes": "abc", "mean": (0.5,) * shape[-1], "std": (0.2,) * shape[-1]}
-    return ArrayDataset(pixels, np.arange(length) % 3, train=train, pad=pad, flip=flip, **about)
+    return ArrayDataset(
+        pixels, np.arange(length) % 3, train=train, pad=pad, transform=["crop", "flip"] if flip else ["crop"], **about
+    )
 
 
 class Arrays(Numbers):

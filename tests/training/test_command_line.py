@@ -40,6 +40,8 @@ ROOT = CONF.parent
         ("train.resume=out,lr=0.1", re.escape(shlex.quote("train.resume='out,lr=0.1'"))),
         ("hydra/job_logging=disabled train.batch_size=0", "train.batch_size=0"),
         ("-m train.resume=one,two", r"train\.resume"),
+        ("data.policy=trivial", r"^error: data.policy=trivial: type 'data.transform=\[crop, flip, trivial\]'"),
+        ("data.transform={_target_:my.Blur}", r"^error: data.transform={_target_:my.Blur}: it is a list: "),
     ],
 )
 def test_a_wrong_setting_exits_with_1_without_a_traceback_and_is_named(command, tmp_path, arguments, named):
@@ -51,7 +53,7 @@ def test_a_wrong_setting_exits_with_1_without_a_traceback_and_is_named(command, 
         *arguments.split(" "),
     ]
     shown = command(*settings, ends_with=1)
-    assert re.search(named, re.sub(r"\[[-\d :,]+\]\[\w+\]\[\w+\] - ", "", shown)), shown
+    assert re.search(f"(?m){named}", re.sub(r"\[[-\d :,]+\]\[\w+\]\[\w+\] - ", "", shown)), shown
     assert "Traceback" not in shown and len(shown) < 2500, "short enough to be read"
     assert not (tmp_path / "outputs").exists() and not (tmp_path / "out" / "metrics.jsonl").exists()
 

@@ -283,8 +283,8 @@ def test_a_table_has_scores_alone_and_a_column_of_numbers(table, tmp_path):
 def test_new_images_are_prepared_where_the_test_set_was_split_off_the_training_set(tmp_path, data, prefix):
     images = write_images(tmp_path / "images", count=4)
     keys = f"table={write_table(images)} image_size=8 cache=ram cache_dir={tmp_path}/cache"
-    transforms = f"transform._target_={HERE}.dark test_transform._target_={HERE}.dark"
-    of_images = [f"{prefix}.{key}" for key in f"{keys} {transforms}".split()]
+    of_images = [f"{prefix}.{key}" for key in keys.split()]
+    of_images += [f"{prefix}.{key}=[{{_target_: {HERE}.dark}}]" for key in ("transform", "test_transform")]
     small = "model=linear data.val_fraction=0.25 train.epochs=1 train.batch_size=4 loader.num_workers=1"
     train_model(composed(data, *of_images, small), tmp_path / "run")
     rows = predicted(tmp_path / "run", tmp_path / "p", images / "val" / "cat", images / "val" / "dog")

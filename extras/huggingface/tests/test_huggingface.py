@@ -74,7 +74,7 @@ def test_every_form_gives_the_batches_of_the_folder(tmp_path, form):
 @pytest.mark.parametrize("form", ["saved", "parquet"])
 def test_a_stream_has_all_samples_and_goes_on_where_its_state_was_taken(tmp_path, form):
     save_images(tmp_path, count=6)
-    make = partial(HuggingFaceStream, True, tmp_path / form, image_size=16, flip=False, min_area=1.0)
+    make = partial(HuggingFaceStream, True, tmp_path / form, image_size=16, transform="crop", min_area=1.0)
     assert_goes_on(make, [0] * 6 + [1] * 6)
     with refused(r"data.train_split=train\[:50%\]: a stream is a whole split; set it"):
         make(train_split="train[:50%]")

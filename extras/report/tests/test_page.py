@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from data.own_transform import OwnTransform
+from data.transform import Transform
 from extras.report import first_batch, page
 from extras.report.curves import charts_of
 from tests.configs import logged, train
@@ -106,7 +106,7 @@ def test_the_first_batch_is_shown_as_it_was_before_it_was_normalised_with_its_ra
     assert stages == [
         ("first samples of the dataset", "uint8", "2 x 8 x 8 x 3", 200),
         ("normalised", "float32", "2 x 3 x 8 x 8", pytest.approx(1.137, abs=1e-3)),
-        ("augment: erase, mixup, cutmix", "float32", "2 x 3 x 8 x 8", stages[2][3]),
+        ("augment.mixup, augment.cutmix", "float32", "2 x 3 x 8 x 8", stages[2][3]),
         ("the batch of the step", "float32", "32 x 3 x 8 x 8", stages[3][3]),
     ]
     assert len(seen["tiles"]) == 16 and any("%" in tile["label"] for tile in seen["tiles"])
@@ -139,14 +139,14 @@ class Own:
     """The first image has one color."""
 
     def __init__(self, *steps):
-        self.transform = OwnTransform("data.transform", steps, None, "decode")
+        self.transform = Transform("data.transform", steps)
 
     def __len__(self):
         return 3
 
     def __getitem__(self, index):
         image = torch.arange(60, dtype=torch.uint8).view(3, 4, 5) if index else torch.zeros(3, 4, 5, dtype=torch.uint8)
-        return self.transform(image, "an image")
+        return self.transform.call(self.transform.before, image, "an image")
 
 
 def as_floats(image):
@@ -157,7 +157,7 @@ def test_an_image_is_noted_before_and_after_each_step_of_data_transform_and_the_
     dataset = Own(torch.neg, as_floats)
     noted = first_batch.own_steps(dataset, 0)
     assert [(stage, values.dtype, values.shape) for stage, values in noted] == [
-        ("what data.transform gets", torch.uint8, (1, 3, 4, 5)),
+        ("the whole image", torch.uint8, (1, 3, 4, 5)),
         ("data.transform: neg", torch.uint8, (1, 3, 4, 5)),
         ("data.transform: as_floats", torch.float32, (1, 3, 4, 5)),
     ]
@@ -175,7 +175,7 @@ class Streamed(Stream):
 
     def __init__(self, train, **_):
         super().__init__(train)
-        self.dataset = SimpleNamespace(transform=OwnTransform("data.transform", [torch.neg], None, "decode"))
+        self.dataset = SimpleNamespace(transform=Transform("data.transform", [torch.neg]))
 
 
 def test_the_first_batch_of_a_stream_with_its_own_transform_is_shown(tmp_path, caplog):

@@ -1,5 +1,6 @@
 """data.transform and data.test_transform: whatever a transform takes and returns, samples have one of two layouts."""
 
+import itertools
 import pickle
 import sys
 from types import ModuleType
@@ -7,14 +8,17 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from data.array_dataset import ArrayDataset
 from data.image_folder import ImageFolder
 from data.subset import Subset
+from data.transform import GlobalRandom, OnArray
 from loaders import WorkerLoader, offers
 from tests.data.fakes import noise
-from tests.data.reading import refused
+from tests.data.reading import read_batch, refused
 from tests.later import Later
 from training.build import build
 
@@ -23,7 +27,7 @@ v2 = Later("torchvision.transforms.v2")
 
 def arrays(train=True, **options):
     images = noise(20, 12, 10, 3)
-    about = {"classes": "ab", "mean": [0.5] * 3, "std": [0.5] * 3, "pad": 2, "flip": True}
+    about = {"classes": "ab", "mean": [0.5] * 3, "std": [0.5] * 3, "pad": 2, "transform": ["crop", "flip"]}
     return ArrayDataset(images, np.arange(20) % 2, train=train, **(about | options))
 
 
@@ -65,24 +69,63 @@ def albumentations(monkeypatch):
     return Mirror
 
 
-def test_a_transform_gets_whole_images_as_tensors_or_arrays(folder):
+def test_a_function_gets_whole_images_as_tensors_or_arrays(folder):
     seen = Seen()
     sample = arrays(transform=seen)[0]["image"]
     assert (seen.image.shape, seen.image.dtype) == ((3, 12, 10), torch.uint8)
     assert (sample.shape, sample.dtype) == ((12, 10, 3), torch.uint8) and sample.is_contiguous()
     for make in (arrays, folder):
-        assert isinstance(make(transform=seen, transform_input="array")[0]["image"], torch.Tensor)
+        assert isinstance(make(transform=OnArray(seen))[0]["image"], torch.Tensor)
         assert isinstance(seen.image, np.ndarray) and seen.image.shape[2] == 3
 
 
-def test_after_the_crop_a_transform_gets_samples_as_they_are_without_it():
+def test_after_the_crop_a_function_gets_samples_as_they_are_without_it(folder):
     seen = Seen()
-    for train, key in ((True, "transform"), (False, "test_transform")):
+    for make, train in itertools.product((arrays, folder), (True, False)):
+        key, crop = ("transform", ["crop", "flip"]) if train else ("test_transform", ["center_crop"])
         torch.manual_seed(1)
-        expected = arrays(train)[3]["image"]
+        expected = make(train)[3]["image"]
         torch.manual_seed(1)
-        assert torch.equal(arrays(train, **{key: seen}, transform_after="crop")[3]["image"], expected)
+        assert torch.equal(make(train, **{key: [*crop, seen]})[3]["image"], expected)
         assert torch.equal(seen.image, expected.permute(2, 0, 1))
+
+
+def test_before_the_crop_a_function_gets_whole_images_and_the_crop_what_it_returns(folder):
+    for make, options in ((arrays, {}), (folder, {"image_size": 16})):
+        seen = Seen()
+        dataset = make(transform=[seen, torch.zeros_like, "crop", "flip"], **options)
+        image = dataset[3]["image"]
+        assert torch.equal(seen.image, dataset.whole(3)) and image.shape == dataset.image_shape and not image.any()
+    floats = folder(transform=[v2.ToDtype(torch.float32, scale=True), "crop"], image_size=16)[1]["image"]
+    assert floats.shape == (3, 16, 16) and floats[2].allclose(torch.tensor(200 / 255))
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(st.sampled_from(["crop", "center_crop", "flip", "marked"]), max_size=5), seed=st.integers(0, 9))
+def test_steps_are_done_in_their_order_and_built_in_ones_alone_by_whole_batches(steps, seed):
+    order = []
+
+    def marked(image):
+        order.append(tuple(image.shape))
+        return image
+
+    functions = [marked if step == "marked" else step for step in steps]
+    if steps.count("crop") + steps.count("center_crop") > 1:
+        with refused("only one of crop and center_crop"):
+            arrays(transform=functions)
+        return
+    dataset = arrays(transform=functions)
+    torch.manual_seed(seed)
+    sample = dataset[5]["image"]
+    assert sample.shape == (12, 10, 3) and len(order) == steps.count("marked")
+    assert (dataset.sample_spec() is None) == ("marked" in steps)
+    if "marked" not in steps:  # whatever the order of crop and flip, a sample is the row of a batch
+        torch.manual_seed(seed)
+        batch = read_batch(dataset, [5], GlobalRandom())
+        assert torch.equal(batch["image"][0], sample)
+    if "crop" not in steps:
+        plain = torch.from_numpy(dataset.images[5])
+        assert any(torch.equal(sample, plain.flip(1) if mirrored else plain) for mirrored in {"flip" in steps, False})
 
 
 def test_what_comes_back_is_brought_to_one_layout():
@@ -128,9 +171,12 @@ def test_wrong_settings_are_sentences():
     for options, words in (
         ({"transform": "v2"}, "data.transform=v2: give"),
         ({"test_transform": [v2.RandomCrop]}, "data.test_transform="),
-        ({"transform": Seen(), "policy": "trivial"}, "data.policy=trivial.*transform_after=crop"),
-        ({"transform_input": "pil"}, "data.transform_input=pil: use one of tensor, array"),
-        ({"transform_after": "flip"}, "data.transform_after=flip: use one of decode, crop"),
+        ({"transform": None}, r"data.transform=None: give .*\[\] leaves images as they are"),
+        ({"transform": ["crop", "trival"]}, "data.transform=trival: give a list of crop, .*rand"),
+        ({"policy": "trivial"}, r"data.policy=trivial: .*data.transform=\[crop, flip, trivial\]"),
+        ({"flip": False}, r"data.flip=False: .*data.transform=\[crop\]"),
+        ({"transform_input": "array"}, "data.transform_input=array: .*OnArray"),
+        ({"transform_after": "crop"}, r"data.transform_after=crop: .*data.transform=\[crop, flip, {_target_: ...}\]"),
     ):
         with refused(words):
             arrays(**options)
@@ -149,7 +195,7 @@ def test_new_images_and_samples_without_augmentation_get_the_test_transform(fold
 
 
 def test_a_transform_cannot_change_the_dataset():
-    dataset = arrays(transform=lambda image: image.fill_(7), transform_after="crop")
+    dataset = arrays(transform=["crop", "flip", lambda image: image.fill_(7)])
     before = dataset.images.copy()
     assert (dataset[0]["image"] == 7).all()
     assert (dataset.images == before).all()
