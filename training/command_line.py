@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import OmegaConf
 
+from data.transform import OLD_KEYS
 from training.config import ROOT, ConfigError
 from training.files import write_whole
 from training.processes import rank, world_size
@@ -105,6 +107,17 @@ def check_folder(folder: Path) -> None:
 
 def parsed(overrides: list[str]) -> dict[str, Override]:
     return {override.key_or_group: override for override in OverridesParser.create().parse_overrides(overrides)}
+
+
+def say_new_forms(arguments: list[str]) -> None:
+    """Says what to type instead of keys that datasets had in earlier versions."""
+    by_key = parsed(hydra_utils.get_args_parser().parse_intermixed_args(arguments).overrides)
+    where = f" (change it in {COMMAND} in the run's folder)" if "train.resume" in by_key else ""
+    for key, override in by_key.items():
+        old_key = re.sub(r"^data\.(parts\.[^.]+\.)?", "", key)
+        is_list = old_key in ("transform", "test_transform") and isinstance(override.value(), list)
+        if key.startswith("data.") and old_key in OLD_KEYS and not is_list:
+            print(f"error: {override.input_line}: {OLD_KEYS[old_key]}{where}", file=sys.stderr)
 
 
 def save_command(folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import DataError, explained
+from data.errors import DataError, as_names, explained
 from data.images.crops import CroppedDataset, class_indices
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
@@ -60,7 +60,7 @@ class HuggingFace(CroppedDataset):
         feature = rows.features[label]
         names: Any = classes
         if names:
-            values = np.array(list(names))
+            values = np.array(as_names("data.classes", names))
         elif hasattr(feature, "names"):
             values = np.arange(feature.num_classes)
             names = feature.names

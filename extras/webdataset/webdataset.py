@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from data.errors import DataError, read_lines
+from data.errors import DataError, as_names, read_lines
 from data.image_folder import warn_of_left_out
 from data.images.crops import CroppedDataset, File, class_indices
 from data.images.decoding import image_errors
@@ -245,10 +245,10 @@ def expand_braces(text: str) -> list[str]:
 
 def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
     names = read_lines("data.classes=", classes) if isinstance(classes, str) else classes
-    stripped = tuple(str(name).strip() for name in names)
-    if len(set(stripped)) != max(1, len(stripped)):
-        raise DataError(f"data.classes={classes}: its {len(stripped)} names must all differ")
-    return stripped
+    names = [name.strip() for name in as_names("data.classes", names)]
+    if len(set(names)) != max(1, len(names)):
+        raise DataError(f"data.classes={classes}: its {len(names)} names must all differ")
+    return tuple(names)
 
 
 def read_indices(shards: list[str]) -> list[Index]:

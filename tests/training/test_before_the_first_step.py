@@ -4,6 +4,7 @@ The sentence has the value and the remedy. What fits passes, and the checks leav
 """
 
 import random
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -11,12 +12,16 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from data.errors import DataError
 from tests.configs import EXTENSIONS, IMAGES, checkpoint, metrics, steps, train
 from tests.training.extensions import Faulty, Images, Stream, Worst, lying
 from training.checks import check_dataset, check_ranks
+from training.config import ConfigError
+from training.datasets import check_layout
 from training.tasks import Classification
 from training.trainer import Trainer
 
@@ -170,6 +175,49 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "an unknown mode of torch.compile": ("train.compile=fast", "train.compile=fast & true & reduce-overhead"),
     "an unknown device": ("device=gpu", "gpu & cuda"),
 }
+
+
+SIDES = st.integers(1, 40)
+
+
+@given(sides=st.tuples(SIDES, SIDES), channels=SIDES, is_uint8=st.booleans(), states=st.booleans())
+def test_an_image_is_taken_only_if_its_shape_or_its_dataset_tells_where_its_channels_are(
+    sides, channels, is_uint8, states
+):
+    height, width = sides
+    dtype = torch.uint8 if is_uint8 else torch.float32
+    last, first = (height, width, channels), (channels, height, width)
+    right, wrong = (last, first) if is_uint8 else (first, last)
+    stated = {channels, None} if states else {None}
+    if states or channels < min(sides):
+        check_layout("image", dtype, right, stated)
+    if channels < min(sides):
+        with pytest.raises(ConfigError, match=re.escape(f"{wrong}: ") + ".* channels"):
+            check_layout("image", dtype, wrong, stated)
+    if is_uint8 and channels >= min(sides) and not states:
+        with pytest.raises(ConfigError, match=re.escape(f"{right}: ") + ".* channels last"):
+            check_layout("image", dtype, right, stated)
+
+
+class Volumes(torch.utils.data.TensorDataset):
+    classes = ("a", "b")
+
+    def __init__(self, **_):
+        super().__init__(torch.rand(16, 1, 4, 4, 4), torch.arange(16) % 2)
+
+
+class OfVolumes(nn.Sequential):
+    def __init__(self, num_classes, **_):
+        super().__init__(nn.Conv3d(1, 2, 3), nn.Flatten(2), nn.Unflatten(2, (2, 4)), nn.Conv2d(2, num_classes, (2, 4)))
+
+    def forward(self, volumes):
+        assert self[3].weight.is_contiguous(memory_format=torch.channels_last)
+        return super().forward(volumes).flatten(1)
+
+
+def test_the_layout_of_images_is_no_reason_to_refuse_a_network_of_volumes(tmp_path):
+    network = f"data._target_={__name__}.Volumes model._target_={__name__}.OfVolumes train.batch_size=8"
+    assert train(tmp_path, network, "train.channels_last=true", "train.epochs=1")["test_accuracy"] >= 0
 
 
 @pytest.mark.parametrize("case", NOT_FITTING)

@@ -30,7 +30,7 @@ def test_shards_give_the_batches_of_the_folder(tmp_path):
 def test_a_stream_has_all_samples_and_goes_on_where_its_state_was_taken(tmp_path):
     keys = {**write_shards(tmp_path, count=6), "classes": ["cat", "dog"], "image_size": 16}
     assert contents(WebDatasetStream(False, **keys)) == contents(WebDataset(False, **keys))
-    make = partial(WebDatasetStream, True, **keys, flip=False, min_area=1.0)
+    make = partial(WebDatasetStream, True, **keys, transform="crop", min_area=1.0)
     assert_goes_on(make, [0] * 6 + [1] * 6)
 
 
@@ -127,5 +127,7 @@ def test_a_setting_that_names_no_file_is_refused():
     for classes in ([], ["cat", "dog", "cat"]):
         with refused(rf"data.classes=.*{len(classes)} names"):
             read_classes(classes)
+    with refused(r"data.classes=\[True, False\]: .* put names into quotes"):
+        read_classes([True, False])  # yes and no in a yaml file
     with refused(r"data.test_urls is not set"):
         WebDataset(False, "a.tar")
