@@ -10,6 +10,7 @@ The rows of the table are loaders:
 - `torch`: the stock DataLoader with persistent workers;
 - `workers` and `threads`: WorkerLoader with a seed, which uses the dataset's `read_batch` if it has one;
 - `workers-plain` and `threads-plain`: WorkerLoader without a seed, which uses `__getitem__`, as the stock one does;
+- `workers-seeded-plain`: WorkerLoader with a seed, which uses `__getitem__`;
 - `prefetch`: `workers`, with the preloader's thread;
 - `resident`: ResidentLoader, for data in memory.
 

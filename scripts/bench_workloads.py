@@ -87,6 +87,7 @@ def loader_rows(ours: Any, stock: dict[str, Any], batch_size: int, transform: An
         **{name: stock_loader(dataset) for name, dataset in stock.items()},
         "workers": our_loader(),
         "workers-plain": our_loader(**plain),
+        "workers-seeded-plain": our_loader(dataset=Plain(ours)),
         "threads": our_loader(**thread),
         "threads-plain": our_loader(**plain, **thread),
         "prefetch": our_loader(depth=2),

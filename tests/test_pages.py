@@ -81,16 +81,11 @@ def fork(folder, *pages):
 
 def test_the_extension_points_of_the_readme_work(python, tmp_path):
     readme = PAGES[0]
-    overrides = ["model=net", "'task.loss={_target_: torch.nn.MultiMarginLoss}'", "trainer._target_=my.Step"]
-    overrides.append("+callbacks.enough._target_=my.Enough")
-    assert all(text in readme.read_text() for text in (*overrides, "conf/model/net.yaml", "`_target_: my.net`"))
-    folder = fork(tmp_path / "fork", readme)
-    (folder / "conf" / "model" / "net.yaml").write_text("_target_: my.net\n")
-    step = "from training.trainer import Trainer\nclass Step(Trainer):\n    def training_step(self, batch):\n"
-    step += "        outputs = self.model(batch['image'])\n"
-    step += "        return self.task.loss(outputs, batch['label']), outputs\n"
-    with (folder / "my.py").open("a") as file:
-        file.write(step)
+    overrides = ["model=flat", "'task.loss={_target_: torch.nn.MultiMarginLoss}'"]
+    overrides += ["trainer._target_=my.steps.Consistent", "+callbacks.patience._target_=my.callbacks.Patience"]
+    assert all(text in readme.read_text() for text in (*overrides, "conf/model/flat.yaml", "`_target_: my.net.flat`"))
+    folder = fork(tmp_path / "fork", readme, ROOT / "docs" / "extending.md")
+    (folder / "conf" / "model" / "flat.yaml").write_text("_target_: my.net.flat\n")
     call(python, folder, ["train.py", *SMALL[:6], *(shlex.split(text)[0] for text in overrides)])
 
 
