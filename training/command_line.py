@@ -101,8 +101,10 @@ def check_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=existing) as probe:
             probe.write(bytes(ROOM))
     except OSError as error:
-        remedy = "make room there, or set hydra.run.dir to another folder"
-        raise ConfigError(f"{existing.absolute()} cannot be written ({error.strerror}): {remedy}") from error
+        raise ConfigError(
+            f"{existing.absolute()} cannot be written ({error.strerror}): "
+            "make room there, or set hydra.run.dir to another folder"
+        ) from error
 
 
 def parsed(overrides: list[str]) -> dict[str, Override]:
@@ -146,8 +148,10 @@ def earlier_command(folder: Path) -> dict[str, list[str]]:
         hydra = yaml.safe_load(file.with_name("hydra.yaml").read_text())["hydra"]
         return command_of(hydra, yaml.safe_load(file.read_text()))
     except (OSError, TypeError, KeyError, yaml.YAMLError) as error:
-        remedy = "give all settings again, train.resume=auto and hydra.run.dir=FOLDER"
-        raise ConfigError(f"train.resume: {file} cannot be read ({error}): {remedy}") from error
+        raise ConfigError(
+            f"train.resume: {file} cannot be read ({error}): "
+            "give all settings again, train.resume=auto and hydra.run.dir=FOLDER"
+        ) from error
 
 
 def command_of(hydra: dict[str, Any], overrides: list[str]) -> dict[str, list[str]]:

@@ -73,9 +73,10 @@ def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
     with explained("the length of an epoch is not known", "give the sampler a __len__", TypeError):
         steps = config.train.epochs * len(train_loader)
     if not steps:
-        size = f"train.batch_size={config.train.batch_size}"
-        remedy = "reduce it, or use train.last_batch=keep"
-        raise ConfigError(f"{size}: the {len(data.train)} training samples, or the sampler, fill no batch: {remedy}")
+        raise ConfigError(
+            f"train.batch_size={config.train.batch_size}: the {len(data.train)} training samples, or the sampler, "
+            "fill no batch: reduce it, or use train.last_batch=keep"
+        )
     trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps)
     trainer.set_up()
     trainer.progress.position = train_loader.position

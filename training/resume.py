@@ -57,6 +57,7 @@ def find_checkpoint(folder: Path, choice: str | None) -> dict[str, Any] | None:
     # 2. The newest of the run's own folder: the run may have begun from another one, and been interrupted later.
     # 3. auto: none, as the folder has none.
     # 4. The named file, or the newest one of the named folder.
+    # Without a checkpoint, `resume` loads the weights that train.init_from names, or keeps the new ones.
     if choice is None:
         return None
     elif (own := newest(folder / "checkpoints")) is not None:

@@ -39,8 +39,10 @@ def begin_from(source: str, model: nn.Module, processes: Processes) -> None:
     missing, _ = model.load_state_dict(taken, strict=False)
     new |= {layer_of(name) for name in missing}
     unused = {layer_of(name) for name in weights.keys() - own.keys()}
-    sentence = "train.init_from: %d of %d tensors come from %s; new layers, of another size or not in it: %s; "
-    log.info(sentence + "not used: %s", len(taken), len(own), path, listed(new), listed(unused))
+    log.info(
+        "train.init_from: %d of %d tensors come from %s; new layers, of another size or not in it: %s; not used: %s",
+        *(len(taken), len(own), path, listed(new), listed(unused)),
+    )
 
 
 Names = list[str] | None
