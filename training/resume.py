@@ -13,7 +13,7 @@ from loaders import merge_states
 from training.checkpoint import newest, read_checkpoint
 from training.checks import alike
 from training.config import ConfigError, changes
-from training.optimizer import resume_optimizer, set_optimizer_mode
+from training.optimizer import rates_of, resume_optimizer, set_optimizer_mode
 from training.run import Run
 from training.trainer import Trainer
 from training.weights import begin_from
@@ -100,10 +100,13 @@ def state_of(run: Run) -> dict[str, Any]:
 def save(run: Run) -> None:
     """Saves a checkpoint, unless a weight or a buffer that was finite is not any more. All processes have to call it.
 
-    Raises ConfigError if one is not, with train.stop_at_nan.
+    Raises ConfigError if one is not, with train.stop_at_nan, or if the processes have different learning rates.
     """
     ours = run.trainer.not_finite() - run.infinite_at_start
-    names = sorted(set().union(*run.processes.gather(ours)))
+    of_processes = run.processes.gather((ours, rates_of(run.trainer.optimizers)))
+    if any(rates != of_processes[0][1] for _, rates in of_processes):
+        raise ConfigError("the processes have different learning rates: a callback has to set the same one in each")
+    names = sorted(set().union(*(broken for broken, _ in of_processes)))
     if not names:
         run.checkpoints.save(state_of(run))
         return

@@ -29,6 +29,23 @@ def test_auto_takes_a_worker_for_each_core_and_the_bytes_are_the_same():
     assert epochs(loader) == epochs(WorkerLoader(Noisy(20), 3, seed=7))
 
 
+class Levelled(Numbers):
+    def __init__(self, length):
+        super().__init__(length)
+        self.parts = [Numbers(1)]
+
+    def __getitem__(self, index):
+        return self.parts[0].level
+
+
+def test_workers_get_the_attributes_that_were_changed_between_two_epochs():
+    dataset = Levelled(4)
+    with WorkerLoader(dataset, 2, seed=0, num_workers=1, persistent_workers=True) as loader:
+        for level in (1, 1, 2):
+            dataset.parts[0].level = level
+            assert [batch.tolist() for batch in loader] == [[level] * 2] * 2
+
+
 # Without a seed: torch's order, and numbers that repeat under manual_seed
 
 

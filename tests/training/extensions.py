@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset, get_worker_info
 
 from data.errors import DataError
@@ -340,6 +341,30 @@ class Stop:
         if not how.startswith("SIG"):
             raise ZeroDivisionError(how)
         os.kill(os.getpid(), getattr(signal, how))
+
+
+class Plateau:
+    """Lowers the learning rate of the first optimizer after each evaluation, as the score never gets better."""
+
+    def on_start(self, run):
+        self.schedule = ReduceLROnPlateau(run.trainer.optimizers[0], factor=0.5, patience=0)
+
+    def on_evaluation(self, run, scores):
+        self.schedule.step(1.0)
+
+    def state_dict(self):
+        return self.schedule.state_dict()
+
+    def load_state_dict(self, state):
+        self.schedule.load_state_dict(state)
+
+
+class OwnRate:
+    """Sets another learning rate in each process."""
+
+    def on_epoch_end(self, run):
+        for group in run.trainer.optimizers[0].param_groups:
+            group["lr"] = 0.1 / (1 + run.processes.rank)
 
 
 class Thaws:

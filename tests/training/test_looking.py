@@ -97,27 +97,13 @@ def test_a_resume_trains_what_was_unfrozen(tmp_path):
     assert differing_weights(tmp_path / "parts", tmp_path / "whole") == []
 
 
-class Plateau:
-    """Lowers the learning rate after each evaluation, as ReduceLROnPlateau does."""
-
-    def on_start(self, run):
-        self.schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(run.trainer.optimizers[0], factor=0.5, patience=0)
-
-    def on_evaluation(self, run, scores):
-        self.schedule.step(1.0)
-
-    def state_dict(self):
-        return self.schedule.state_dict()
-
-    def load_state_dict(self, state):
-        self.schedule.load_state_dict(state)
-
-
 @pytest.mark.parametrize(
     "schedule", ["constant", "constant schedule.every=step", "step schedule.step_size=1", "cosine"]
 )
 def test_a_learning_rate_that_a_callback_has_set_is_that_of_a_resume(tmp_path, schedule):
-    plateau = f"+callbacks.plateau._target_={__name__}.Plateau schedule={schedule} train.epochs=4 train.log_interval=1"
+    plateau = (
+        f"+callbacks.plateau._target_={EXTENSIONS}.Plateau schedule={schedule} train.epochs=4 train.log_interval=1"
+    )
     train(tmp_path / "whole", plateau)
     for limit in (8, 13, 17):  # at the end of an epoch, and within one
         with pytest.raises(Stopped):
@@ -129,7 +115,7 @@ def test_a_learning_rate_that_a_callback_has_set_is_that_of_a_resume(tmp_path, s
 
 
 def test_a_learning_rate_of_the_command_line_replaces_that_of_a_callback(tmp_path):
-    plateau = f"+callbacks.plateau._target_={__name__}.Plateau schedule=constant train.log_interval=1"
+    plateau = f"+callbacks.plateau._target_={EXTENSIONS}.Plateau schedule=constant train.log_interval=1"
     train(tmp_path, plateau, "train.epochs=2")
     train(tmp_path, plateau, "train.epochs=3 optim.lr=0.5")
     assert steps(tmp_path)[-1]["lr"] == 0.25, "it is halved by the evaluation with which the resume begins"

@@ -39,6 +39,8 @@ CONFIGS = {
     "states of parts": f"task.loss={{_target_: {__name__}.Centred}} optim._target_={EXTENSIONS}.Signs "
     f"+callbacks.spy._target_={EXTENSIONS}.Spy",
     "batch sampler": f"batch_sampler._target_={EXTENSIONS}.Pairs train.last_batch=keep data.length=32",
+    "what callbacks change": f"{TWO_PARTS} schedule=step schedule.step_size=1 train.epochs=3 "
+    f"+callbacks.plateau._target_={EXTENSIONS}.Plateau +callbacks.thaws._target_={EXTENSIONS}.Thaws",
     "stream": f"data._target_={EXTENSIONS}.Stream train.steps_per_epoch=9 train.batch_size=16 loader.streams=4 "
     "loader.shuffle_buffer=20",
 }
@@ -101,6 +103,7 @@ def check_resume(folder, undisturbed, config, stops, loaders):
         ("modules beside the network", "11 SIGTERM", "torch 0, workers 0"),
         ("states of parts", "5 SIGTERM, 10 error", "torch 0, workers 0, torch 0"),
         ("batch sampler", "5 SIGINT", "workers 0, workers 2"),
+        ("what callbacks change", "3 SIGINT, 8 SIGTERM, 13 error", "torch 0, workers 0, torch 0, workers 1"),
         ("stream", "5 SIGTERM, 12 error", "workers 2, workers 0, workers 1"),
     ],
 )

@@ -233,6 +233,13 @@ def test_processes_stop_together_and_average_the_gradients_of_weights_that_are_u
 
 
 @pytest.mark.slow
+def test_processes_that_a_callback_gives_different_learning_rates_end_in_a_sentence(python, tmp_path):
+    Run(python, tmp_path, f"+callbacks.own._target_={EXTENSIONS}.OwnRate schedule=constant").finish(
+        "different learning"
+    )
+
+
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
     run = Run(python, tmp_path, "train.process_timeout=3", "train.checkpoint_every=10", "train.epochs=100")
     run.wait_for_step(10)
