@@ -95,4 +95,4 @@ def test_a_resume_says_how_many_samples_of_its_validation_set_were_trained_on(tm
     torch.save(state, tmp_path / "earlier.pt")
     caplog.clear()
     train(tmp_path / "earlier", *small, f"train.resume={tmp_path}/earlier.pt", "train.epochs=2")
-    assert len([record for record in caplog.records if "which chose its samples by position" in record.message]) == 1
+    assert len([record for record in caplog.records if "chose its samples by position" in record.message]) == 1

@@ -280,7 +280,7 @@ def test_a_table_has_scores_alone_and_a_column_of_numbers(table, tmp_path):
 @pytest.mark.parametrize(
     ("data", "prefix"), [("data=image_table", "data"), ("data=mix +data@data.parts.one=image_table", "data.parts.one")]
 )
-def test_new_images_are_prepared_where_the_test_set_was_split_off_the_training_set(tmp_path, data, prefix):
+def test_new_images_are_prepared_where_the_test_set_was_split_off_the_training_set(tmp_path, data, prefix, caplog):
     images = write_images(tmp_path / "images", count=4)
     keys = f"table={write_table(images)} image_size=8 cache=ram cache_dir={tmp_path}/cache"
     of_images = [f"{prefix}.{key}" for key in keys.split()]
@@ -291,6 +291,9 @@ def test_new_images_are_prepared_where_the_test_set_was_split_off_the_training_s
     assert len(rows) == 8 and {row["error"] for row in rows} == {""}
     assert len({row["probability"] for row in rows}) == 1  # all are dark
     assert 0 < len(predicted(tmp_path / "run", tmp_path / "p")) < 16
+    assert "was trained on" not in caplog.text
+    FinishedRun(tmp_path / "run", ["data.val_fraction=0.9"])
+    assert "the checkpoint's run was trained on" in caplog.text
 
 
 def dark():
