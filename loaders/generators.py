@@ -1,19 +1,25 @@
-"""Reseeds the random generators that a dataset and its transforms hold, before each sample, as the global ones are.
+"""Reseeds the random generators that are held by what a loader calls: dataset, collate_fn and transforms.
 
-Forked workers inherit equal generators, and would repeat each other's numbers. The search runs before each batch,
-because an object may replace its generator. It looks into attributes, lists, tuples, dicts and functools.partial, up
-to DEPTH levels deep, but not into closures, global variables or `__slots__`.
+They are seeded before each sample, as the global ones are, and those of a batch's transforms before each batch. Forked
+workers inherit equal generators, and would repeat each other's numbers; and a resume would begin with other states.
+The search runs before each batch, because an object may replace its generator. For `read_batch`, and for transforms of
+batches, which should draw from their `random`, it runs once, or before each epoch. It looks into attributes, those of
+classes and `__slots__` too, lists, tuples, dicts, functools.partial, and a function's closure, default arguments and
+global variables that are generators, up to DEPTH levels deep.
 Invariant: each generator gets a seed of its own, a function of the sample's key and of its number among them alone.
 """
 
+import logging
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from .nested import attribute
 from .randomness import GOLDEN, MASK, mix, seed_globals
@@ -21,30 +27,38 @@ from .randomness import GOLDEN, MASK, mix, seed_globals
 DEPTH = 8  # levels: a subset, its dataset, the transform, its list of parts, a part, its attribute
 LONGEST = 64  # items: a longer list or dict holds data, not parts
 MOST = 1000  # objects that are looked at
-
 SETTINGS = {type(None), bool, int, float, str}
+
+log = logging.getLogger(__name__)
 
 Reseed = Callable[[int], object]  # gets the seed, 64 bits
 
 SHARED = (torch.default_generator, getattr(random, "_inst", None), getattr(np.random.mtrand, "_rand", None))
 PLAIN = {type(None), bool, int, float, str, bytes, set, type, torch.Tensor, np.ndarray, np.dtype, torch.dtype}
-PLAIN |= {FunctionType, BuiltinFunctionType}  # objects of these types hold no generators
+PLAIN |= {BuiltinFunctionType, property, staticmethod, classmethod}  # objects of these types hold no generators
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+LIBRARIES = ("builtins", "torch", "torchvision", "numpy")  # their classes and functions hold none
 
 
 class Seeder:
-    """Seeds the global generators, and those that `dataset` holds.
+    """Seeds the global generators, and those that are held by what a loader calls.
 
     For an object in which no generator is found, and which has `set_random_seed(seed)`, that is called.
     callables_only: only the generators of objects that can be called: of transforms, not of streams.
     """
 
-    def __init__(self, dataset: Any, callables_only: bool = False) -> None:
-        self.reseeds = list(_walk(dataset, DEPTH, {}, not callables_only))
+    def __init__(self, *called: Any, callables_only: bool = False) -> None:
+        seen: dict[int, Any] = {}
+        self.reseeds = [reseed for part in called for reseed in _walk(part, DEPTH, seen, not callables_only)]
 
     def __call__(self, key: int) -> None:
         seed_globals(key)
+        self.seed_held(key)
+
+    def seed_held(self, key: int | np.ndarray) -> None:
+        """Seeds only the generators that are held: where another thread may draw from the global ones."""
         for number, reseed in enumerate(self.reseeds, 1):
-            reseed(mix(key + number * GOLDEN & MASK))
+            reseed(mix(int(key) + number * GOLDEN & MASK))
 
 
 def _walk(value: Any, depth: int, seen: dict[int, Any], counts: bool) -> Iterator[Reseed]:
@@ -52,9 +66,9 @@ def _walk(value: Any, depth: int, seen: dict[int, Any], counts: bool) -> Iterato
     if id(value) in seen or depth == 0 or len(seen) > MOST:
         return
     seen[id(value)] = value
-    reseed = reseeder(value)
-    if reseed is not None:
-        if counts:
+    if isinstance(value, GENERATORS):
+        reseed = reseeder(value)
+        if reseed is not None and counts:
             yield reseed
         return
     is_container = isinstance(value, (list, tuple, dict))
@@ -78,11 +92,18 @@ def parts_of(value: Any) -> Any:
         return value if len(value) <= LONGEST else ()
     if isinstance(value, partial):
         return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, FunctionType):
+        return parts_of_function(value)
     attributes = attribute(value, "__dict__")
     parts = list(attributes.values()) if isinstance(attributes, dict) else []
     owner = attribute(value, "__self__")  # if the value is a method
     if owner is not None:
         parts.insert(0, owner)
+    for kind in type(value).__mro__:
+        if not is_of_library(kind):
+            parts += [attribute(value, name) for name in vars(kind).get("__slots__", ())]
+            for part in list(vars(kind).values()):
+                parts += parts_of_function(part) if isinstance(part, FunctionType) else [part]
     return parts
 
 
@@ -107,9 +128,41 @@ def settings_of(value: Any) -> list[Any]:
     return settings
 
 
+def parts_of_function(function: FunctionType) -> list[Any]:
+    """The objects that a function holds; of its module's global variables the generators alone."""
+    if is_of_library(function):
+        return []
+    parts = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it is empty
+            parts.append(cell.cell_contents)
+    names = map(function.__globals__.get, function.__code__.co_names)
+    return parts + [part for part in names if isinstance(part, GENERATORS)]
+
+
+def is_of_library(value: Any) -> bool:
+    return str(value.__module__).partition(".")[0] in LIBRARIES
+
+
+@cache
+def warn_of(kind: str) -> None:
+    log.warning(
+        "a dataset, collate_fn or transform holds a %s, which the loader cannot seed: it differs from run to run and "
+        "after a resume; draw from the global generators of Python, numpy or torch, or from the `random` that "
+        "read_batch and a batch's transform get",
+        kind,
+    )
+
+
 def reseeder(value: Any) -> Reseed | None:
-    """Returns what reseeds `value` in place, if it is a generator of its own."""
+    """Returns what reseeds a generator in place. Warns, once, of one that cannot be seeded."""
     if any(value is shared for shared in SHARED):
+        return None
+    if isinstance(value, torch.Generator) and value.device.type != "cpu" and get_worker_info() is not None:
+        warn_of(f"torch.Generator on {value.device}")  # a forked process must not touch the device
+        return None
+    if isinstance(value, random.SystemRandom):
+        warn_of("random.SystemRandom")
         return None
     if isinstance(value, np.random.Generator):
         return partial(_reseed_numpy, value.bit_generator)
@@ -117,9 +170,7 @@ def reseeder(value: Any) -> Reseed | None:
         return lambda seed: value.seed(seed & 0xFFFFFFFF)
     if isinstance(value, random.Random):
         return value.seed
-    if isinstance(value, torch.Generator) and value.device.type == "cpu":
-        return lambda seed: value.manual_seed(seed >> 1)  # torch's seeds fit into an int64
-    return None
+    return lambda seed: value.manual_seed(seed >> 1)  # torch's seeds fit into an int64
 
 
 def _reseed_numpy(bits: Any, seed: int) -> None:

@@ -5,11 +5,12 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaders import WorkerLoader
-from loaders.generators import Seeder
+from loaders import Preloader, ResidentLoader, WorkerLoader
+from loaders.generators import Seeder, warn_of
 
 COUNT = 128
 
@@ -98,6 +99,149 @@ def test_draws_are_distinct_and_equal_for_any_number_of_workers_and_after_a_resu
     with WorkerLoader(dataset, 16, num_workers=0, seed=3) as loader:
         loader.load_state_dict({**loader.state_dict(), "samples": 112})
         assert torch.equal(torch.cat(list(loader)), expected[112:COUNT])
+
+
+# Where a callable may keep a generator
+
+MODULE = np.random.default_rng()
+
+
+class InClass:
+    generator = np.random.default_rng()
+
+    def __call__(self, value, random=None):
+        return value + self.generator.random()
+
+
+class InSlot:
+    __slots__ = ("generator",)
+
+    def __init__(self):
+        self.generator = np.random.default_rng()
+
+    __call__ = InClass.__call__
+
+
+def in_default(value, random=None, generator=np.random.default_rng()):  # noqa: B008
+    return value + generator.random()
+
+
+def in_module(value, random=None):
+    return value + MODULE.random()
+
+
+class InModule:
+    def __call__(self, value, random=None):
+        return value + MODULE.random()
+
+
+def in_closure():
+    generator = np.random.default_rng()
+    return lambda value, random=None: value + generator.random()
+
+
+def in_method_of_closure():
+    generator = np.random.default_rng()
+
+    class Local:
+        def __call__(self, value, random=None):
+            return value + generator.random()
+
+    return Local()
+
+
+PLACES = {
+    "class": InClass,
+    "slot": InSlot,
+    "default argument": lambda: in_default,
+    "module": lambda: in_module,
+    "module, by a method": InModule,
+    "closure": in_closure,
+    "method": in_method_of_closure,
+    "partial": lambda: partial(in_default, generator=np.random.default_rng()),
+}
+
+
+def forget():
+    """What a new process would have: other states."""
+    for generator in (MODULE, InClass.generator, in_default.__defaults__[1]):
+        generator.bit_generator.state = type(generator.bit_generator)().state
+
+
+class Collating:
+    def __init__(self, step):
+        self.step = step
+
+    def __call__(self, samples):
+        return self.step(torch.stack(samples))
+
+
+class Writing(Numbers):
+    """Draws past the `random` that it gets."""
+
+    def sample_spec(self):
+        return {"value": ((1,), torch.float64)}
+
+    def read_batch(self, indices, out, random):
+        out["value"][:] = self.steps["transforms"][0](0.0)
+
+
+class Arrays(Numbers):
+    def arrays(self):
+        return {"value": np.zeros((COUNT, 1))}
+
+
+def apply(step, batch, random=None):
+    return {name: step(field) for name, field in batch.items()}
+
+
+CALLED = {  # what a loader calls, with a number of workers
+    "dataset": lambda make, workers: WorkerLoader(Numbers(make()), 16, num_workers=workers, seed=3),
+    "collate": lambda make, workers: WorkerLoader(
+        Numbers(float), 16, num_workers=workers, seed=3, collate_fn=Collating(make())
+    ),
+    "read_batch": lambda make, workers: WorkerLoader(Writing(make()), 16, num_workers=workers, seed=3),
+    "stream's collate": lambda make, workers: WorkerLoader(
+        NumberStream(float), 16, num_workers=workers, seed=3, streams=2, collate_fn=Collating(make())
+    ),
+    "preloader's transform": lambda make, workers: Preloader(
+        WorkerLoader(Writing(float), 16, num_workers=workers, seed=3), "cpu", 2 * workers, partial(apply, make())
+    ),
+    "preloader's finish": lambda make, workers: Preloader(
+        WorkerLoader(Writing(float), 16, num_workers=workers, seed=3), "cpu", 2, finish=partial(apply, make())
+    ),
+    "resident's augment": lambda make, workers: ResidentLoader(Arrays(), 16, seed=3, augment=partial(apply, make())),
+}
+
+
+def values(batches):
+    return [batch["value"].tolist() if isinstance(batch, dict) else batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("called", CALLED)
+def test_what_a_loader_calls_draws_the_same_with_any_workers_and_after_a_resume(called, place):
+    build = partial(CALLED[called], PLACES[place])
+    with build(0) as loader:
+        iterator = iter(loader)
+        first = values([next(iterator), next(iterator)])
+        state = loader.state_dict()
+        rest = values(iterator)
+    forget()
+    assert first[0] != first[1]
+    with build(2) as loader:
+        assert values(loader) == first + rest
+    forget()
+    with build(2) as loader:
+        loader.load_state_dict(state)
+        assert values(loader) == rest
+
+
+def test_a_generator_that_cannot_be_seeded_is_named_once(caplog):
+    warn_of.cache_clear()
+    draws(Numbers(Draws(random.SystemRandom)), 0, epochs=2)
+    (record,) = caplog.records
+    assert "random.SystemRandom" in record.message and "global generators" in record.message
 
 
 def test_without_a_seed_workers_repeat_nothing():
