@@ -5,6 +5,7 @@ from typing import Any
 
 from data.array_dataset import ArrayDataset
 from data.download import DEFAULT_ROOT, download
+from data.errors import home_path
 
 MEAN = [0.4914, 0.4822, 0.4465]  # of the training set
 STD = [0.2470, 0.2435, 0.2616]
@@ -30,7 +31,7 @@ class CIFAR10(ArrayDataset):
         # Imported here, because it takes a second in every worker that is spawned.
         from torchvision import datasets
 
-        root = Path(root or DEFAULT_ROOT).expanduser()
+        root = home_path(root or DEFAULT_ROOT)
         try:
             source = datasets.CIFAR10(root, train=train)
         except RuntimeError:  # missing or damaged

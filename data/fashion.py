@@ -14,7 +14,7 @@ import numpy as np
 
 from data.array_dataset import ArrayDataset
 from data.download import DEFAULT_ROOT, download
-from data.errors import explained
+from data.errors import explained, home_path
 
 CLASSES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 ABOUT: dict[str, Any] = {"classes": CLASSES, "mean": [0.2860], "std": [0.3530]}  # of the full training set
@@ -41,7 +41,7 @@ class FashionMini(ArrayDataset):
         **options: Any,
     ) -> None:
         names = TRAIN_FILES if train else TEST_FILES
-        images, labels = (read_shipped(Path(root or EMBEDDED).expanduser() / f"{name}.xz") for name in names)
+        images, labels = (read_shipped(home_path(root or EMBEDDED) / f"{name}.xz") for name in names)
         super().__init__(
             images[..., np.newaxis], labels, train=train, pad=pad, transform=transform, **ABOUT, **options
         )
@@ -64,7 +64,7 @@ class FashionMNIST(ArrayDataset):
         transform: Any = ("crop", "flip"),
         **options: Any,
     ) -> None:
-        root = Path(root or DEFAULT_ROOT).expanduser()
+        root = home_path(root or DEFAULT_ROOT)
         if not find_files(root):
             from torchvision import datasets  # here, because it takes a second in every worker that is spawned
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.errors import DataError, check_choice, check_count, printable
+from data.errors import DataError, check_choice, check_count, home_path, printable
 from data.images.cache import Cache
 from data.images.crops import CroppedDataset, File, shrunk
 from data.images.decoding import image_errors, whole
@@ -103,7 +103,7 @@ class ImageFolder(ImageFiles):
         super().__init__(train, **crops)
         if not root:
             raise DataError(f"data.root is not set; set it to a folder of images with the layout {LAYOUT}")
-        root = Path(root).expanduser()
+        root = home_path(root)
         self.folder = root / ("train" if train else "val")
         self.classes = class_names(root / "train")
         if not train and not self.folder.exists():

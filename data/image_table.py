@@ -1,26 +1,30 @@
 """ImageTable: image files that a table names, with their labels."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data.errors import DataError, check_choice, printable
+from data.errors import DataError, check_choice, explained, home_path, printable
 from data.image_folder import ImageFiles
 from data.images.crops import class_indices
 from data.table import read_table
 
 SPLITS = ("train", "val", "test")
 TRUTH = {"true": "1", "false": "0"}
+# Not all that Python takes as a number: 1_1 is a name.
+is_number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+|nan|inf)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE).fullmatch
+is_whole = re.compile(r"(-?\d{1,300})(\.0*)?", re.ASCII).fullmatch
 
 
 class ImageTable(ImageFiles):
     """The images that a table names (data/table.py) in the column `image`: paths in `root`, or in the table's folder.
 
-    label: a column of texts or whole numbers, which are classes; of other numbers, for task=regression (with `numbers`
-    also whole ones); or a list of columns: of 0 and 1, which are classes for task=multilabel, or else of numbers.
+    label: a column of texts or whole numbers, which are classes (1.0 is 1); of other numbers, for task=regression
+    (with `numbers` also whole ones); or a list of columns: of 0 and 1, classes for task=multilabel, or of numbers.
     split: a column with train, val or test. If no row has test, the rows with val are the test set; else they are the
     validation set. test_table: the file of the test set. Without both the test set is empty: see data.val_fraction.
     group: a column, such as a patient: rows with the same value are never separated.
@@ -71,9 +75,10 @@ class ImageTable(ImageFiles):
             rows.choose(is_test)
 
         self._set_labels(rows, labels, training, is_list, numbers)
-        self.folder = Path(root).expanduser() if root else rows.path.parent
+        self.folder = home_path(root) if root else rows.path.parent
         # Bytes in an array, because forked workers share it, and file names need not be UTF-8.
-        self.files = np.array([os.fsencode(name) for name in rows.column(image)], dtype=bytes)
+        with explained(f"{rows.path}: {image!r} has a name that no file can have", "correct it", UnicodeError):
+            self.files = np.array([os.fsencode(name) for name in rows.column(image)], dtype=bytes)
         rows.check_files([self.path(row) for row in range(len(self.files))])
         self.open_cache()
 
@@ -87,7 +92,8 @@ class ImageTable(ImageFiles):
         if classes is not None:
             self.fits_task = "classification"
             remedy = "correct it, or add a training row with this label"
-            self.labels = class_indices(rows.column(columns[0]).astype(str), np.array(classes), rows.where, remedy)
+            texts = without_zeros(rows.column(columns[0])) if all(map(is_whole, classes)) else rows.column(columns[0])
+            self.labels = class_indices(np.array(texts, dtype=str), np.array(classes), rows.where, remedy)
         else:
             values = rows.values(columns)
             self.fits_task = "regression"
@@ -109,7 +115,7 @@ class Rows:
     """Rows of a table: their `numbers` in it, and the texts in its columns with these `names`."""
 
     def __init__(self, table: str | Path, names: Sequence[Any]) -> None:
-        self.path = Path(table).expanduser()
+        self.path = home_path(table)
         self._columns = {name: column for column, name in enumerate(names)}
         rows = read_table(self.path, list(map(str, names)))
         self.numbers = rows[:, 0]
@@ -167,18 +173,17 @@ class Rows:
 def class_names(texts: np.ndarray) -> list[str] | None:
     """The classes, sorted. None if all texts are numbers, and some are not whole."""
     names = sorted(set(texts))
-    if all(name.removeprefix("-").isdecimal() for name in names):
-        return sorted(names, key=int)
-    try:
-        np.array(names, float)
-    except ValueError:
-        return names
-    return None
+    if all(map(is_whole, names)):
+        return sorted(set(without_zeros(names)), key=int)
+    return None if all(map(is_number, names)) else names
+
+
+def without_zeros(texts: Iterable[str]) -> list[str]:
+    """Whole numbers without .0, which pandas writes for a column with gaps; other texts as they are."""
+    return [whole[1] if (whole := is_whole(text)) else text for text in texts]
 
 
 def number_of(text: str) -> float:
     """The number that the text stands for, or NaN. It is 1 for true and 0 for false."""
-    try:
-        return float(TRUTH.get(text.lower(), text))
-    except ValueError:
-        return float("nan")
+    text = TRUTH.get(text.lower(), text)
+    return float(text) if is_number(text) else float("nan")

@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, IterableDataset
 
 from data import optional
 from data.classes import with_classes
-from data.errors import DataError, check_choice
+from data.errors import DataError, Range, check_choice, check_range
 from data.subset import split, unaugmented, undivided
 from loaders import Mixture, offers
 
@@ -35,6 +35,8 @@ def mixed(
         raise DataError("data.parts is empty: put /data@data.parts.NAME: image_folder into an experiment's defaults")
     if weights is not None and weights.keys() != parts.keys():
         raise DataError(f"data.weights={weights}: give a number for each of the parts {', '.join(parts)}")
+    for name, weight in (weights or {}).items():
+        check_range(f"data.weights.{name}", weight, Range(0))
     if test is None:
         test = next(iter(parts))
     check_choice("data.test", test, parts)

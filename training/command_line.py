@@ -16,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import OmegaConf
 
+from data.errors import home_path
 from data.transform import OLD_KEYS
 from training.config import ROOT, ConfigError
 from training.files import write_whole
@@ -91,7 +92,7 @@ def path_to_resume(override: Override | None) -> Path | None:
         raise ConfigError(f"{override.input_line}: each run has its own settings: resume one run at a time")
     if override.value() in ("auto", None):
         return None
-    return Path(str(override.value())).expanduser()
+    return home_path(str(override.value()))
 
 
 def check_folder(folder: Path) -> None:
@@ -147,7 +148,7 @@ def earlier_command(folder: Path) -> dict[str, list[str]]:
         file = folder / ".hydra" / "overrides.yaml"
         hydra = yaml.safe_load(file.with_name("hydra.yaml").read_text())["hydra"]
         return command_of(hydra, yaml.safe_load(file.read_text()))
-    except (OSError, TypeError, KeyError, yaml.YAMLError) as error:
+    except (OSError, TypeError, KeyError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"train.resume: {file} cannot be read ({error}): "
             "give all settings again, train.resume=auto and hydra.run.dir=FOLDER"
@@ -162,7 +163,7 @@ def command_of(hydra: dict[str, Any], overrides: list[str]) -> dict[str, list[st
         flags.append(f"--config-path={paths['main']}")
     flags.append(f"--config-name={hydra['job']['config_name']}")
     of_hydra = [line for line in hydra["overrides"]["hydra"] if not line.lstrip("+~").startswith(NOT_RESUMED)]
-    return {"flags": flags, "overrides": [*overrides, *of_hydra]}
+    return {"flags": flags, "overrides": [*map(str, overrides), *of_hydra]}
 
 
 def folder_of_torchrun(parent: str) -> Path | None:

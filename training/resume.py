@@ -9,6 +9,7 @@ from typing import Any
 
 from hydra.utils import to_absolute_path
 
+from data.errors import home_path
 from loaders import merge_states
 from training.checkpoint import newest, read_checkpoint
 from training.checks import alike
@@ -64,7 +65,7 @@ def find_checkpoint(folder: Path, choice: str | None) -> dict[str, Any] | None:
         return own
     elif choice == "auto":
         return None
-    path = Path(to_absolute_path(str(Path(choice).expanduser())))  # a job may have another working directory
+    path = Path(to_absolute_path(str(home_path(choice))))  # a job may have another working directory
     state = read_checkpoint(path) if path.is_file() else newest(path / "checkpoints")
     if state is None:
         raise ConfigError(f"train.resume={choice}: there is no checkpoints/step-*.pt")

@@ -14,7 +14,7 @@ import torch
 from hydra.utils import to_absolute_path
 from torch import Tensor, nn
 
-from data.errors import explained
+from data.errors import explained, home_path
 from training.checkpoint import read_file, step_files
 from training.config import ConfigError
 from training.processes import Processes
@@ -59,7 +59,7 @@ def known_classes(saved: dict[str, Any] | None, init_from: str | None, processes
 
 def classes_in(source: str) -> Names:
     """The names of the classes in the file of train.init_from, if it is a run's checkpoint. Reads no weights."""
-    path = find(Path(to_absolute_path(str(Path(source).expanduser()))))
+    path = find(Path(to_absolute_path(str(home_path(source)))))
     with suppress(Exception):  # of a damaged file, or one of another kind, begin_from says what is wrong
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return state["classes"] if {"model", "callbacks"} <= state.keys() else None
@@ -68,7 +68,7 @@ def classes_in(source: str) -> Names:
 
 def read_weights(source: str) -> tuple[Path, dict[str, Tensor]]:
     """The file of train.init_from, as `find` chooses it, and the tensors in it."""
-    path = find(Path(to_absolute_path(str(Path(source).expanduser()))))  # a job may have another working directory
+    path = find(Path(to_absolute_path(str(home_path(source)))))  # a job may have another working directory
     with explained(
         f"{path} has no weights",
         "save a state_dict with torch.save, or with safetensors (pip install safetensors)",
@@ -81,7 +81,8 @@ def read_weights(source: str) -> tuple[Path, dict[str, Tensor]]:
         content = evaluated_weights(content) if is_ours else content
         for key in ("state_dict", "model_state_dict", "model"):  # below which programs save them
             content = content.get(key, content)
-        return path, {name: value for name, value in content.items() if isinstance(value, Tensor)}
+        named = {name: value for name, value in content.items() if isinstance(name, str)}
+        return path, {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def evaluated_weights(state: dict[str, Any]) -> dict[str, Tensor]:

@@ -80,7 +80,10 @@ class Detector(nn.Sequential):
 
 
 class Detection(Task):
-    """The score `found` is the share of the cells with a box that get a probability above `threshold`."""
+    """The score `found` is the share of the cells with a box that get a probability above `threshold`.
+
+    Images without a box count in the loss, and not in the score.
+    """
 
     def __init__(self, dataset: Any, threshold: float = 0.5, **options: Any) -> None:
         super().__init__(dataset, **options)
@@ -93,14 +96,20 @@ class Detection(Task):
         weight = outputs.new_tensor(5.0)  # most cells have no box
         has_box_loss = binary_cross_entropy_with_logits(outputs[:, 0], cells.float(), pos_weight=weight)
         predicted = outputs.permute(0, 2, 3, 1)[cells]  # (boxes, 5 + classes)
-        box_loss = smooth_l1_loss(predicted[:, 1:5], target)
-        class_loss = cross_entropy(predicted[:, 5:], classes)
+        boxes = max(1, len(classes))  # the mean over no boxes would be NaN
+        box_loss = smooth_l1_loss(predicted[:, 1:5], target, reduction="sum") / (4 * boxes)
+        class_loss = cross_entropy(predicted[:, 5:], classes, reduction="sum") / boxes
         return has_box_loss + box_loss + class_loss
+
+    def scored_mask(self, labels: list[Boxes]) -> Tensor:
+        return torch.stack(
+            [label["labels"].new_tensor(len(label["labels"]) > 0, dtype=torch.bool) for label in labels]
+        )
 
     def scores(self, outputs: Tensor, labels: list[Boxes]) -> dict[str, Tensor]:
         cells, _, _ = targets(outputs, labels)
         hits = cells & (outputs[:, 0].sigmoid() > self.threshold)
-        return {"found": hits.sum((1, 2)) / cells.sum((1, 2))}
+        return {"found": hits.sum((1, 2)) / cells.sum((1, 2)).clamp(min=1)}
 
     def predictions(self, outputs: Tensor) -> list[Boxes]:
         """The boxes of each image, which predict.py writes."""
@@ -113,14 +122,15 @@ def targets(outputs: Tensor, labels: list[Boxes]) -> tuple[Tensor, Tensor, Tenso
     target = cells.new_zeros(*cells.shape, 4, dtype=torch.float32)
     classes = torch.zeros_like(cells, dtype=torch.long)
     for image, label in enumerate(labels):
-        left, top, right, bottom = label["boxes"].unbind(1)
+        boxes = label["boxes"].reshape(len(label["labels"]), 4)  # torch.tensor([]) has one dimension
+        left, top, right, bottom = boxes.unbind(1)
         x = (left + right) / 2 / STRIDE
         y = (top + bottom) / 2 / STRIDE
         width = (right - left) / SIDE
         height = (bottom - top) / SIDE
         cell = image, y.long(), x.long()
         cells[cell] = True
-        classes[cell] = label["labels"]
+        classes[cell] = label["labels"].long()
         target[cell] = torch.stack([x % 1, y % 1, width.log(), height.log()], 1)
     return cells, target[cells], classes[cells]
 

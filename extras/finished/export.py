@@ -71,8 +71,15 @@ def example(run: FinishedRun) -> Inputs:
 def write(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
     path = folder / "model.pt2"
     shapes = tuple({0: torch.export.Dim("batch")} for _ in inputs)
-    with torch.no_grad():
-        torch.export.save(torch.export.export(model, inputs, dynamic_shapes=shapes), path)
+    try:
+        with torch.no_grad():
+            torch.export.save(torch.export.export(model, inputs, dynamic_shapes=shapes), path)
+    except Exception as error:  # torch raises many kinds, with pages of advice
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"torch.export cannot export {type(model).__name__} ({reason}): if `forward` has an `if` on the values of "
+            "a tensor, use torch.where or torch.cond"
+        ) from error
     return path
 
 

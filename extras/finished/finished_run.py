@@ -18,6 +18,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
+from data.errors import explained
 from data.subset import unaugmented
 from loaders import Preloader, build_loader
 from scripts import command
@@ -108,14 +109,15 @@ def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:
         if "." not in key:
             groups[key] = text
     Plugins.instance().register(Extras)
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        cfg = compose("config", overrides=list(groups.values()))
-    settings: Any = OmegaConf.to_container(cfg)
-    for key, value in saved.items():
-        if key not in groups:
-            settings[key] = settings[key] | value if key in ("train", "loader") else value
     values = [text.lstrip("+") for text in overrides if text not in groups.values()]
-    merged = OmegaConf.merge(OmegaConf.structured(Config), settings, OmegaConf.from_dotlist(values))
+    with explained(f"{' '.join(overrides)} cannot be used", "give GROUP=NAME or SECTION.KEY=VALUE"):
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            cfg = compose("config", overrides=list(groups.values()))
+        settings: Any = OmegaConf.to_container(cfg)
+        for key, value in saved.items():
+            if key not in groups:
+                settings[key] = settings[key] | value if key in ("train", "loader") else value
+        merged = OmegaConf.merge(OmegaConf.structured(Config), settings, OmegaConf.from_dotlist(values))
     assert isinstance(merged, DictConfig)
     return checked(merged)
 

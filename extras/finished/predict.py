@@ -5,10 +5,11 @@
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. The table is new each time,
 with a row for each sample, in order: its file or index, the five most probable classes with their probabilities (the
-values, if the task has no classes), and an error if it cannot be read. If a network returns anything but a tensor
-(B, values), such as boxes, each row is a line of JSON. A task with `columns` and write_prediction(prediction, name,
-folder), such as that of examples/segmentation, writes files into predictions/, and the rows name them. The dataset's
-own `prepare(image)` prepares images. data.collate is not used.
+values, if the task has no classes; task=multilabel: the probability of each class, in a column with its name), and an
+error if it cannot be read. If a network returns anything but a tensor (B, values), such as boxes, each row is a line
+of JSON. A task with `columns` and write_prediction(prediction, name, folder), such as that of examples/segmentation,
+writes files into predictions/, and the rows name them. The dataset's own `prepare(image)` prepares images.
+data.collate is not used.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from scripts.command import run_script
 from training.checks import is_stream
 from training.config import ConfigError
 from training.files import replacing
+from training.tasks import Multilabel
 
 TOP = 5  # classes of a row
 
@@ -117,6 +119,9 @@ def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> dict[str
     values = move(predicted, Tensor.tolist)
     if not isinstance(predicted, Tensor) or predicted.ndim > 1:
         return values if isinstance(values, dict) else {"prediction": values}
+    if isinstance(run.task, Multilabel) and run.data.classes:
+        names = [f"probability_{name}" for name in run.data.classes]
+        return dict(zip(names, (round(value, 6) for value in values), strict=True))
     if not (run.task.label_below and run.data.classes):
         numbers = values if isinstance(values, list) else [values]
         if len(numbers) == 1:

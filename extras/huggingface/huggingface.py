@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import DataError, as_names, explained
+from data.errors import DataError, as_names, explained, home_path
 from data.images.crops import CroppedDataset, class_indices
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
@@ -144,7 +144,7 @@ def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
         datasets = importlib.import_module("datasets")
         if int(datasets.__version__.split(".")[0]) < 4:
             raise ImportError(f"version {datasets.__version__} can run a dataset's own code")
-    folder = Path(path).expanduser()
+    folder = home_path(path)
     # A bare name may be one of the package's own builders, such as pandas, which reads files of the current folder.
     if not folder.is_dir() and (path.startswith(("/", ".", "~")) or "/" not in path):
         raise DataError(f"data.path={path} is not a folder; set it to one, or to OWNER/NAME of a dataset on the hub")

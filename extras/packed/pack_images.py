@@ -38,7 +38,7 @@ from data.transform import as_array
 from extras.packed.packed import VERSION, Packed, entry_type, shard_name
 from loaders import WorkerLoader
 from scripts.command import parser, run_script
-from training.files import replacing, write_whole
+from training.files import read_json, replacing, write_whole
 
 SPLITS = ("train", "val")
 DEFAULT_SIDE = {"raw": 256, "jpeg": None}  # pixels
@@ -93,7 +93,7 @@ class Packing:
         self.is_finished = (folder / "pack.json").exists()
         path = folder / ("pack.json" if self.is_finished else "unfinished.json")
         if path.exists():
-            content = json.loads(path.read_text())
+            content = read_json(path)
             if {key: content.get(key) for key in self.about} != self.about:
                 raise DataError(f"{folder} is a pack of other images or settings; give another folder")
         elif any(entry.name[0] != "." for entry in folder.iterdir()):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.errors import DataError, explained
+from data.errors import DataError, explained, home_path
 from data.images.crops import CroppedDataset, shrunk
 
 HOW = "make one with `python extras/packed/pack_images.py IMAGES PACK`"
@@ -37,7 +37,7 @@ class Packed(CroppedDataset):
         super().__init__(train, **crops)
         if not root:
             raise DataError(f"data.root is not set; set it to the folder of a pack, or {HOW}")
-        self.folder = Path(root).expanduser()
+        self.folder = home_path(root)
         self._split = "train" if train else "val"
         about = read_about(self.folder)
         indices = []

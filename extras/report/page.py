@@ -8,7 +8,6 @@ Promise: it stays under 2 MB and takes less than half a second, however long the
 from __future__ import annotations
 
 import io
-import json
 import re
 import shlex
 import sys
@@ -25,6 +24,7 @@ from extras.report.curves import charts_of, number
 from scripts.command import parser, run_script
 from training.command_line import COMMAND
 from training.config import ConfigError
+from training.files import line_of, read_json
 from training.page import embedded, write_page
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -66,18 +66,18 @@ def write(folder: Path, facts: dict[str, Any], status: str) -> None:
 
 def json_of(path: Path) -> dict[str, Any]:
     """The content of a file; empty if there is no file."""
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl: all of evaluations, and up to MOST_LINES of training."""
     if not path.exists():
         return []
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.endswith("}")]
+    lines = path.read_text(errors="replace").splitlines()
     training = [line for line in lines if '"lr"' in line]
     stride = 1 + len(training) // MOST_LINES
     left_out = set(training) - set(training[::-1][::stride])
-    return [json.loads(line) for line in lines if line not in left_out]
+    return [line_of(line) for line in lines if line not in left_out]
 
 
 def pictures_in(folder: Path) -> tuple[list[dict[str, str]], list[str]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import shlex
 import statistics
@@ -17,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from data.errors import DataError
 from extras.sweep.picture import Bar, draw_bars
-from training.files import write_whole
+from training.files import read_json, write_whole
 from training.page import embedded, write_page
 from training.table import table
 
@@ -60,8 +60,8 @@ class Job:
     def _read_summary(self) -> None:
         path = Path(self.folder, "summary.json")
         try:
-            self.summary = dict(json.loads(path.read_text()))
-        except (OSError, TypeError, ValueError) as damage:  # the report still shows the other jobs
+            self.summary = read_json(path)
+        except (OSError, DataError) as damage:  # the report still shows the other jobs
             self.status = "damaged"
             self.error = f"{path} cannot be read ({damage}): run the job again"
 
@@ -112,7 +112,7 @@ class Sweep:
     """The jobs of a sweep, and what they show."""
 
     def __init__(self, folder: Path) -> None:
-        notes = [json.loads(path.read_text()) for path in (folder / NOTES).glob("[0-9]*.json")]
+        notes = [read_json(path) for path in (folder / NOTES).glob("[0-9]*.json")]
         self.folder = folder
         self.jobs = sorted((Job(**note) for note in notes), key=lambda job: job.number)
         jobs_by_setting: dict[tuple[str, ...], list[Job]] = {}

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from data.errors import DataError, explained
+from data.errors import DataError, explained, home_path
 from data.image_folder import SUFFIXES, example_of, is_hidden
 from extras.webdataset import object_store
 from extras.webdataset.object_store import ATTEMPTS, Version, is_remote
@@ -119,7 +119,7 @@ def find_version(shard: str) -> Version:
 def kept_file(shard: str) -> Path:
     if not is_remote(shard):
         return Path(shard).with_name(f".{Path(shard).name}.index.npz")
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    folder = home_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return folder / "tar_indices" / f"{hashlib.sha256(shard.encode()).hexdigest()}.npz"
 
 

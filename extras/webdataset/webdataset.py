@@ -245,6 +245,8 @@ def expand_braces(text: str) -> list[str]:
 
 def read_classes(classes: str | Sequence[str]) -> tuple[str, ...]:
     names = read_lines("data.classes=", classes) if isinstance(classes, str) else classes
+    if not isinstance(names, Sequence):
+        raise DataError(f"data.classes={classes}: give a list of names, or a text file with a name per line")
     names = [name.strip() for name in as_names("data.classes", names)]
     if len(set(names)) != max(1, len(names)):
         raise DataError(f"data.classes={classes}: its {len(names)} names must all differ")

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import train as script
+from examples.detection import detection
 from examples.finetuning.images import Balanced
 from examples.finetuning.images import write as write_images
 from examples.mixture.noisy import write as write_mixture
@@ -63,6 +65,21 @@ def fork(tmp_path):
         )
 
     return train
+
+
+@pytest.mark.parametrize("some", [True, False])
+def test_images_without_a_box_have_a_finite_loss_and_no_score(some):
+    """All images of a batch, or all but one: their boxes are an empty tensor of one dimension, or of two."""
+    box = {"boxes": torch.tensor([[8.0, 8, 20, 24]]), "labels": torch.tensor([1])}
+    empty = {"boxes": torch.tensor([]), "labels": torch.tensor([])}
+    labels = [box if some else empty, empty, {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}]
+    task = detection.Detection(detection.Squares(train=False))
+    outputs = torch.randn(3, 7, 8, 8, requires_grad=True)
+    loss = task.loss(outputs, labels)
+    loss.backward()
+    assert loss.isfinite() and outputs.grad.isfinite().all()
+    assert task.scored_mask(labels).tolist() == [some, False, False]
+    assert task.all_scores(outputs, labels)["found"].isfinite().all()
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

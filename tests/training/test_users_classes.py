@@ -464,7 +464,7 @@ def check_finished(case, plain, file):
     if "class" in rows[0]:
         assert [row["class"] for row in rows] == ["abc"[number] for number in outputs.argmax(1).tolist()]
         return
-    columns = [key for key in rows[0] if key.startswith(("value", "prediction"))]
+    columns = [key for key in rows[0] if key.startswith(("value", "prediction", "probability"))]
     values = torch.tensor([[row[key] for key in columns] for row in rows])
     expected = outputs["value"] if isinstance(outputs, dict) else outputs
     expected = expected.sigmoid() if case.dataset is Several else expected

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,14 +44,17 @@ class Table:
 
 
 class MLP(nn.Module):
-    """unlike: the exported program computes something else."""
+    """unlike: the exported program computes something else. decides: by the values of its input."""
 
-    def __init__(self, unlike=False, **_):
+    def __init__(self, unlike=False, decides=False, **_):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
         self.unlike = unlike
+        self.decides = decides
 
     def forward(self, left, right):
+        if self.decides and left.sum() > 0:
+            left = -left
         return self.layers(torch.cat([left, right], 1)) + (self.unlike and torch.compiler.is_exporting())
 
 
@@ -79,6 +83,16 @@ class Crops:
 
     def without_augmentation(self):
         return Crops(False)
+
+
+class Several(Crops):
+    """Images with any of two classes."""
+
+    classes = ("a", "b")
+    labels = torch.arange(80).reshape(40, 2) % 3 % 2
+
+    def __getitem__(self, index):
+        return torch.zeros(8, 8, 3, dtype=torch.uint8), self.labels[index]
 
 
 TABLE = f"data._target_={HERE}.Table task=regression task.inputs=[left,right] task.label=y model._target_={HERE}.MLP"
@@ -157,6 +171,9 @@ def test_other_data_can_be_evaluated_by_single_keys_or_by_another_dataset(traine
             FinishedRun(trained, [other])
     with refused("has no validation set"):
         FinishedRun(trained).dataset("val")
+    for wrong in ("data=nothing", "data.root=[", "train.epochs=two", "trian.epochs=1", "="):
+        with refused(rf"^{re.escape(wrong)} cannot be used|train\.epochs"):
+            FinishedRun(trained, [wrong])
 
 
 def test_the_best_checkpoint_is_used_else_the_newest(trained, tmp_path):
@@ -338,7 +355,24 @@ def test_the_line_in_the_readme_makes_an_onnx_file_of_an_export(table, tmp_path,
     assert np.allclose(outputs, example["outputs"][:5], atol=1e-5)
 
 
-def test_an_export_of_other_outputs_is_refused_and_leaves_no_file(table, tmp_path):
-    with refused(r"model\.pt2 computes different outputs: .* differ by up to 1, "):
-        export.main([str(table), "+model.unlike=true", "--out", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("+model.unlike=true", r"model\.pt2 computes different outputs: .* differ by up to 1, "),
+        ("+model.decides=true", r"^torch.export cannot export MLP \([^\n]+\): if `forward` has an `if`[^\n]+$"),
+    ],
+)
+def test_an_export_that_fails_or_has_other_outputs_is_refused_and_leaves_no_file(table, tmp_path, setting, said):
+    with refused(said):
+        export.main([str(table), setting, "--out", str(tmp_path)])
     assert not (tmp_path / "model.pt2").exists()
+
+
+def test_a_run_with_several_classes_per_sample_has_a_column_for_each(tmp_path):
+    several = f"data._target_={HERE}.Several task=multilabel model=linear train.batch_size=8 train.epochs=1"
+    train(tmp_path, several)
+    network = FinishedRun(tmp_path)
+    row = predicted(tmp_path, tmp_path / "p")[0]
+    outputs = network.outputs(network.data.transform({"image": network.data.test[0][0][None], "label": None}))
+    expected = dict(zip(["probability_a", "probability_b"], outputs.sigmoid()[0].tolist(), strict=True))
+    assert {name: float(row[name]) for name in expected} == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,415 @@
+"""Where something of a user's enters: a file, a folder, a setting, a variable, an object. Each with its worst inputs.
+
+A run with any of them works, or ends with exit code 1 and one sentence that has the value, and without a traceback.
+"""
+
+import io
+import os
+import pwd
+import re
+import shutil
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.fashion import TEST_FILES, TRAIN_FILES
+from tests.configs import CONF, FAST
+from tests.data.fakes import write_images
+from tests.training.conftest import call
+
+SYNTHETIC = [*FAST, "train.max_steps=1", "hydra.run.dir=out", "callbacks/standard=[best]"]
+OWN = [text for text in SYNTHETIC if not text.startswith("data")]  # for another dataset
+BOTH = "01010101"  # labels of eight samples
+
+
+def run(folder, *settings, ends_with=1):
+    """Runs train.py, and returns the line of its error, or of its last output."""
+    keys = {text.partition("=")[0] for text in settings}
+    has_data = any(text.startswith("data=") for text in settings)
+    defaults = [text for text in (OWN if has_data else SYNTHETIC) if text.partition("=")[0] not in keys]
+    shown = call(folder, *defaults, *settings, ends_with=ends_with)
+    assert "Traceback" not in shown, shown
+    assert len(shown) < 3000, "short enough to be read"
+    return shown
+
+
+# Config files
+
+YAMLS = {
+    "a tab": b"# @package _global_\ntrain:\n\tepochs: 2\n",
+    "an open brace": b"# @package _global_\ntrain: {epochs: 2\n",
+    "no text": b"\xff\xfe\x00train",
+    "a list": b"- 1\n- 2\n",
+    "a key twice": b"train:\n  epochs: 1\n  epochs: 2\n",
+    "a number as a section": b"# @package _global_\ntrain: 3\n",
+    "an interpolation of nothing": b"# @package _global_\noptim:\n  lr: ${no.such}\n",
+    "an interpolation without an end": b"# @package _global_\noptim:\n  lr: ${oc.env:\n",
+    "a number as defaults": b"defaults: 3\n",
+    "a number in defaults": b"defaults:\n  - 3\n",
+    "an unknown section": b"# @package _global_\ntrian:\n  epochs: 1\n",
+}
+
+
+@pytest.mark.parametrize("content", YAMLS.values(), ids=YAMLS)
+def test_a_config_file(tmp_path, content):
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_bytes(content)
+    assert re.search("error|Error|Could not|mine", run(tmp_path, f"--config-dir={tmp_path}/conf", "+experiment=mine"))
+
+
+# Settings: values of another type than their parameter takes
+
+SETTINGS = {
+    "optim.lr=fast": "optim.lr=fast",
+    "model.size=large": "model",
+    "model=small_cnn model.width=wide": "model.width=wide",
+    "model=small_cnn model.width=-3": "width=-3",
+    "model=3": "int",
+    "model._target_=builtins.dict": "model",
+    "optim._target_=builtins.dict": "optim",
+    "schedule._target_=builtins.dict": "schedule",
+    "trainer._target_=builtins.dict": "trainer",
+    "data._target_=builtins.dict": "dict",
+    "data.length=many": "data.length=many",
+    "data.val_fraction=some": "data.val_fraction='some'",
+    "data.val_fraction=2": "data.val_fraction=2",
+    "data.streaming=never": "data.streaming=never",
+    "data.collate=3": "data.collate=3",
+    "data.collate={_target_: builtins.list}": "data.collate",
+    "data.collate={_target_: builtins.len, _partial_: true}": "int",
+    "train.freeze=3": "train.freeze=3",
+    "train.checkpoint_every=often": "train.checkpoint_every=often",
+    "task.loss=mse": "task.loss=mse",
+    "task.scores=mse": "task.scores=mse",
+    "task.scores=[mse]": "task.scores=",
+    "task.metrics=mse": "task.metrics=mse",
+    "task.metrics={a: {_target_: builtins.dict}}": "task.metrics.a",
+    "task.inputs=3": "task",
+    "task.label=[a]": "task.label",
+    "task.class_weights=[a,b]": "class_weights",
+    "task.class_weights={a: 1}": "class_weights",
+    "task.class_weights=[]": "class_weights",
+    "callbacks.x=3": "callbacks.x=3",
+    "callbacks.best.early_stop=late": "early_stop=late",
+    "augment.mixup=much": "augment.mixup='much'",
+    "augment.transform=much": "augment.transform=much",
+    "device=abacus": "abacus",
+    "loader.num_workers=many": "loader.num_workers=many",
+    "data=mix data.parts=none": "parts",
+    "data=mix +data@data.parts.one=synthetic data.weights={one: heavy}": "heavy",
+    "data=image_folder data.root=3": "3",
+    "data=image_folder data.root=[1,2]": r"\[1, 2\]",
+    f"data=image_folder data.root={'long' * 100}": "longlong",
+}
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+def test_a_setting(tmp_path, text):
+    settings = re.split(r" (?=\+?[\w.@]+=)", text)
+    settings = [f"+{setting}" if setting.startswith("callbacks.x") else setting for setting in settings]
+    assert re.search(SETTINGS[text], run(tmp_path, *settings))
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "ends_with"),
+    [
+        ("optim.lr", "0.1", 0),
+        ("model.size", "9", 0),
+        ("data.length", "128", 0),
+        ("task.label_smoothing", "0.1", 0),
+        ("train.batch_size", "8", 0),
+        ("optim.lr", "fast", 1),
+        ("model.size", "large", 1),
+        ("data.length", "many", 1),
+        ("train.batch_size", "many", 1),
+        ("optim.nesterov", "perhaps", 1),
+    ],
+)
+def test_a_variable_as_a_setting_is_the_number_in_it(tmp_path, monkeypatch, key, text, ends_with):
+    monkeypatch.setenv("MINE", text)
+    shown = run(tmp_path, f"{key}=${{oc.env:MINE}}", ends_with=ends_with)
+    assert ends_with == 0 or text in shown
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two"),
+        ({"WORLD_SIZE": "2", "RANK": "first"}, "RANK=first"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}, "MASTER_ADDR"),
+    ],
+)
+def test_variables_of_torchrun(tmp_path, monkeypatch, variables, said):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert re.search(said, run(tmp_path, "train.process_timeout=2"))
+
+
+# Folders and files
+
+FOLDER = ["data=image_folder", "data.image_size=8", "train.batch_size=4"]
+
+
+@pytest.mark.parametrize("what", ["data.root", "hydra.run.dir"])
+def test_a_folder_whose_name_is_not_utf8(tmp_path, what):
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    write_images(tmp_path / "images", count=4)
+    if what == "data.root":
+        os.rename(tmp_path / "images", name)
+        run(tmp_path, *FOLDER, f"data.root='{name}'", ends_with=0)
+    else:
+        run(tmp_path, f"hydra.run.dir='{name}'", ends_with=0)
+
+
+def test_a_class_and_a_file_whose_names_are_not_utf8(tmp_path):
+    images = write_images(tmp_path / "images", count=4)
+    for part in ("train", "val"):
+        os.rename(images / part / "cat", os.fsencode(images / part) + b"/cat\xe9")
+    first = sorted((images / "train" / "dog").iterdir())[0]
+    os.rename(first, os.fsencode(first.parent) + b"/\xe9" + os.fsencode(first.suffix))
+    run(tmp_path, *FOLDER, f"data.root={images}", ends_with=0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    ["data.cache=ram", "data.root=~/images", "train.resume=~/earlier", "train.init_from=~/weights.pt"],
+)
+def test_no_home_folder(tmp_path, monkeypatch, settings):
+    """As in a container whose user is a number."""
+
+    def none(_):
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", none)
+    images = write_images(tmp_path / "images", count=4)
+    key, _, value = settings.partition("=")
+    of_data = [*FOLDER, f"data.root={images}"] if key.startswith("data") else []
+    assert "~" in run(tmp_path, *of_data, f"{key}='{value}'")
+
+
+def spoiled(what):
+    """Spoils a folder of images, or puts something else into its place. Returns whether it can still be used."""
+
+    def root_is_a_file(images):
+        shutil.rmtree(images)
+        images.touch()
+
+    def train_is_a_file(images):
+        shutil.rmtree(images / "train")
+        (images / "train").touch()
+
+    def an_empty_image(images):
+        next((images / "train").rglob("*.jpg")).write_bytes(b"")
+
+    def a_text(images):
+        next((images / "train").rglob("*.jpg")).write_bytes(b"hello")
+
+    def half_an_image(images):
+        for path in images.rglob("*.jpg"):
+            path.write_bytes(path.read_bytes()[:50])
+
+    def a_folder_as_an_image(images):
+        (images / "train" / "cat" / "z.jpg").mkdir()
+
+    def a_link_to_nothing(images):
+        (images / "train" / "cat" / "9.jpg").symlink_to("nothing")
+
+    return locals()[what]
+
+
+FILES = {
+    "root_is_a_file": 1,
+    "train_is_a_file": 1,
+    "an_empty_image": 1,
+    "a_text": 1,
+    "half_an_image": 1,
+    "a_folder_as_an_image": 0,
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_folder_of_images(tmp_path, what):
+    images = write_images(tmp_path / "images", count=4)
+    spoiled(what)(images)
+    all_steps = ["train.epochs=4", "train.max_steps=null"]
+    shown = run(tmp_path, *FOLDER, f"data.root={images}", *all_steps, ends_with=FILES[what])
+    assert str(images) in shown or not FILES[what]
+
+
+def table_of(labels):
+    return "image,label\n" + "\n".join(f"{number}.png,{label}" for number, label in enumerate(labels))
+
+
+TABLES = {
+    "empty": ("t.csv", "", 1),
+    "a header": ("t.csv", "image,label\n", 1),
+    "bytes": ("t.csv", bytes(range(256)), 1),
+    "zeros": ("t.csv", b"image,label\n\0\0,1\n", 1),
+    "utf-16": ("t.csv", table_of(BOTH).encode("utf-16"), 1),
+    "latin-1": ("t.csv", b"image,label\n0.png,caf\xe9\n", 1),
+    "an open quote": ("t.csv", 'image,label\n"0.png,a\n', 1),
+    "a huge cell": ("t.csv", "image,label\n0.png," + "a" * 200_000, 1),
+    "nan": ("t.csv", table_of(["0", "nan", *"010101"]), 1),
+    "1_1": ("t.csv", table_of(["1_1", "1_2"] * 4), 0),
+    "1.0": ("t.csv", table_of(["1.0", "2.0"] * 4), 0),
+    "1.0 and 1": ("t.csv", table_of(["1.0", "2", "1", "2.0"] * 2), 0),
+    "other digits": ("t.csv", table_of(["\u0661", "\u0662"] * 4), 0),
+    "squares": ("t.csv", table_of(["\u00b2", "\u00b3"] * 4), 0),
+    "minus": ("t.csv", table_of(["-", "--1"] * 4), 0),
+    "400 digits": ("t.csv", table_of(["1" * 400, "2"] * 4), 1),
+    "null": ("t.json", "null", 1),
+    "a number": ("t.json", "3", 1),
+    "numbers": ("t.json", "[1, 2]", 1),
+    "an open object": ("t.jsonl", '{"image": "0.png"', 1),
+    "nested": ("t.json", '[{"image": ["0.png"], "label": {"a": 1}}]', 1),
+    "deep": ("t.json", "[" * 100_000, 1),
+    "half a character": ("t.json", '[{"image": "\\ud800.png", "label": 1}]', 1),
+    "a folder as an image": ("t.csv", "image,label\nsub,a\n1.png,b\n2.png,a\n3.png,b", 1),
+    "no parquet": ("t.parquet", b"PAR1xxxxPAR1", 1),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table(tmp_path, name):
+    file, content, ends_with = TABLES[name]
+    (tmp_path / "sub").mkdir()
+    for number in range(8):
+        Image.fromarray(np.full((9, 9, 3), 20 * number, np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    settings = ["data=image_table", "data.image_size=8", "data.val_fraction=0.25", "train.batch_size=2"]
+    shown = run(tmp_path, *settings, f"data.table={tmp_path}/{file}", ends_with=ends_with)
+    assert str(tmp_path) in shown or not ends_with
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [("data.label=[]", "data"), ("data.table=3", "3"), ("data.table=.", "cannot be read"), ("data.label=3", "'3'")],
+)
+def test_settings_of_a_table(tmp_path, settings, said):
+    (tmp_path / "t.csv").write_text(table_of(BOTH))
+    assert said in run(tmp_path, "data=image_table", f"data.table={tmp_path}/t.csv", settings)
+
+
+IDX = {
+    "empty": b"",
+    "a text": b"hello world",
+    "a header alone": b"\0\0\x08\x03" + struct.pack(">III", 2, 28, 28),
+    "another form": b"\0\0\x08\x01" + struct.pack(">I", 2) + b"\0\1",
+    "127 dimensions": b"\0\0\x08\x7f",
+}
+
+
+@pytest.mark.parametrize("content", IDX.values(), ids=IDX)
+def test_a_file_of_fashion_mnist(tmp_path, content):
+    for name in TRAIN_FILES + TEST_FILES:
+        (tmp_path / name).write_bytes(content)
+    run(tmp_path, "data=fashion_mnist", f"data.root={tmp_path}")
+
+
+# Checkpoints and folders of runs
+
+WEIGHTS = {
+    "empty": b"",
+    "a text": b"hello",
+    "a tensor": torch.zeros(3),
+    "a list": [1, 2],
+    "numbers as names": {1: 2, 3: torch.zeros(2)},
+    "numbers as modules": {"model": 3, "callbacks": 4},
+    "a tensor as a module": {"model": torch.zeros(3)},
+    "complex numbers": {"1.weight": torch.zeros(10, 192, dtype=torch.complex64)},
+}
+
+
+@pytest.mark.parametrize("key", ["train.init_from", "train.resume"])
+@pytest.mark.parametrize("content", WEIGHTS.values(), ids=WEIGHTS)
+def test_a_file_of_weights(tmp_path, key, content):
+    path = tmp_path / "weights.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    assert "weights.pt" in run(tmp_path, f"{key}={path}")
+
+
+HYDRA = b"hydra:\n  runtime: {config_sources: [{provider: main, path: conf}]}\n  job: {config_name: config}\n"
+HYDRA += b"  overrides: {hydra: []}\n"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hydra"),
+    [(b"\xff\xfe", HYDRA), (b"", HYDRA), (b"a: 1", HYDRA), (b"- 1", HYDRA), (b"- 'a=['", HYDRA), (b"- a=1", b"[]")],
+)
+def test_the_settings_of_a_run_to_resume(tmp_path, overrides, hydra):
+    (tmp_path / "run" / ".hydra").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints").mkdir()
+    (tmp_path / "run" / ".hydra" / "overrides.yaml").write_bytes(overrides)
+    (tmp_path / "run" / ".hydra" / "hydra.yaml").write_bytes(hydra)
+    run(tmp_path, f"train.resume={tmp_path}/run")
+
+
+@pytest.mark.parametrize(
+    "name", ["summary.json", "metrics.jsonl", "train.log", "checkpoints/last.pt", ".hydra/config.yaml"]
+)
+def test_a_folder_in_the_place_of_a_file_of_the_run(tmp_path, name):
+    (tmp_path / "out" / name / "below").mkdir(parents=True)
+    assert name.rpartition("/")[2] in run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", ".hydra", ""])
+def test_a_file_in_the_place_of_a_folder_of_the_run(tmp_path, name):
+    path = tmp_path / "out" / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    assert str(path.name) in run(tmp_path)
+
+
+# Extras
+
+WEBDATASET = ["data=webdataset", "data.image_size=8", "train.batch_size=4"]
+needs_webdataset = pytest.mark.skipif(
+    not (CONF.parent / "extras" / "webdataset").exists(), reason="extras/webdataset was deleted"
+)
+
+
+def write_tar(path, labels):
+    with tarfile.open(path, "w") as tar:
+        for number, label in enumerate(labels):
+            image = io.BytesIO()
+            Image.fromarray(np.full((9, 9, 3), 20 * number, np.uint8)).save(image, "PNG")
+            for name, content in ((f"{number}.png", image.getvalue()), (f"{number}.cls", label)):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+
+
+@needs_webdataset
+@pytest.mark.parametrize(
+    ("labels", "settings", "said"),
+    [
+        ([b"yes", b"no"], "data.classes=[true,false]", "quotes"),  # as YAML reads [yes, no]
+        ([b"yes", b"no"], "data.classes=[true,false] data.streaming=true train.steps_per_epoch=2", "quotes"),
+        ([b"yes", b"no"], "data.classes=3", "data.classes=3"),
+        ([b"yes", b"no"], "data.classes=/nowhere.txt", "/nowhere.txt"),
+        ([b"\xff\xfe"], "", "has no label"),
+        ([b""], "", "has no label"),
+        ([b"1_1", b"1_2"], "", ""),
+        ([b"1.0", b"2.0"], "", ""),
+    ],
+)
+def test_labels_and_classes_of_tars(tmp_path, labels, settings, said):
+    write_tar(tmp_path / "t.tar", labels * (8 // len(labels)))
+    urls = [f"data.urls={tmp_path}/t.tar", f"data.test_urls={tmp_path}/t.tar"]
+    assert said in run(tmp_path, *WEBDATASET, *urls, *settings.split(), ends_with=int(bool(said)))
+
+
+@needs_webdataset
+@pytest.mark.parametrize("content", [b"", b"hello" * 500, bytes(10_240)], ids=["empty", "a text", "zeros"])
+def test_a_tar(tmp_path, content):
+    (tmp_path / "t.tar").write_bytes(content)
+    shown = run(tmp_path, *WEBDATASET, f"data.urls={tmp_path}/t.tar", f"data.test_urls={tmp_path}/t.tar")
+    assert "t.tar" in shown
