@@ -244,7 +244,7 @@ class Evidence:
         if slower > GAINS:
             return Verdict("loader-bound", f"{reason}: loading takes cores", gains, advice=self._for_loading())
         if faster > GAINS:
-            unknown = "steps without loading were not timed" if measured is None else "its turns differ too much"
+            unknown = "steps without loading were not timed" if measured is None else "that varies from turn to turn"
             return Verdict("not measured", f"{reason}: {unknown}", gains)
         if measured is None:
             return Verdict("compute-bound", reason, gains)

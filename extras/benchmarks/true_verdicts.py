@@ -31,6 +31,7 @@ from data.synthetic import Synthetic
 from loaders import Preloader, ResidentLoader, StepTimer, WorkerLoader, available_cores
 from scripts.bench_harness import ROUNDS
 from scripts.command import parser, run_script
+from training.trainer import Trainer
 
 FORK = multiprocessing.get_context("fork")
 SECONDS = 2.5  # how long a loop runs
@@ -41,8 +42,21 @@ DATA = ("data-bound",)
 HOST = ("host-bound",)
 EITHER = ("data-bound", "loader-bound")
 TRAINED = (
-    "data=synthetic data.image_size=28 data.channels=1 data.test_length=64 data.length=12800 train.batch_size=128"
+    "data=synthetic data.image_size=28 data.channels=1 data.length=12800 data.test_length=64 train.batch_size=32 "
+    "train.epochs=1 callbacks/standard=[] +callbacks.report._target_=extras.report.report.Report"
 )
+
+
+FEW = "train.max_steps=25 timing.warmup_steps=5"
+SLOW = "extras.benchmarks.true_verdicts.SlowPython"
+
+
+class SlowPython(Trainer):
+    """Its steps keep the host for at least 150 milliseconds."""
+
+    def training_step(self, batch: dict[str, Any]) -> Any:
+        time.sleep(0.15)
+        return super().training_step(batch)
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,7 @@ class Training(Situation):
     kernel: milliseconds of each operation of the simulated accelerator of the tests, on average; None: on the CPU.
     """
 
-    settings: str = "train.max_steps=70"
+    settings: str = "train.max_steps=150"
     kernel: float | None = None
 
     def run(self) -> str:
@@ -91,7 +105,7 @@ class Training(Situation):
         from train import train_model
         from training.config import ROOT
 
-        settings = f"{TRAINED} callbacks/standard=[report] {self.settings}"
+        settings = f"{TRAINED} {self.settings}"
         if self.kernel is not None:
             simulate(self.kernel)
             settings += " device=sim:0 model=linear loader.num_workers=1"
@@ -231,15 +245,13 @@ SITUATIONS = [
     Situation("torch, all cores in both", EITHER, "torch", 2, step=20, cost_ms=40),
     # Runs of train.py, whose report measures steps with and without loading:
     Training("train, prefetch", COMPUTE),
-    Training("train, cached", COMPUTE, settings="train.max_steps=70 loader=cached"),
-    Training("train, resident", COMPUTE, settings="train.max_steps=70 loader=resident"),
-    Training("train, samples sleep", DATA, settings="train.max_steps=70 data.cost=wait data.cost_ms=2"),
-    Training("train, samples compute", EITHER, settings="train.max_steps=70 data.cost_ms=0.5"),
+    Training("train, cached", COMPUTE, settings="train.max_steps=150 loader=cached"),
+    Training("train, resident", COMPUTE, settings="train.max_steps=150 loader=resident"),
+    Training("train, samples sleep", DATA, settings="train.max_steps=150 data.cost=wait data.cost_ms=4"),
+    Training("train, samples compute", EITHER, settings="train.max_steps=150 data.cost_ms=0.5"),
     Training("train, prefetch, 2 neighbours", COMPUTE, neighbours=2),
-    Training(
-        "train, accelerator, slow kernels", COMPUTE, settings="train.max_steps=25 timing.warmup_steps=5", kernel=8
-    ),
-    Training("train, accelerator, slow Python", HOST, settings="train.max_steps=40 train.accumulate=8", kernel=0),
+    Training("train, accelerator, slow kernels", COMPUTE, settings=FEW, kernel=5),
+    Training("train, accelerator, slow Python", HOST, settings=f"{FEW} trainer._target_={SLOW}", kernel=0),
     # The simulated accelerator:
     Simulated("accelerator, slow kernels", COMPUTE, step=0, kernel=20),
     Simulated("accelerator, slow Python", HOST, step=20),
