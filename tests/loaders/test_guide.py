@@ -11,7 +11,9 @@ ROOT = Path(loaders.__file__).parents[1]
 
 def test_the_snippets_of_the_guide_run(python, tmp_path, bound):
     snippets = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    (tmp_path / "program.py").write_text("\n".join(snippets))
+    # By Python 3.14's default, forkserver, a stock DataLoader would have to stand in a main().
+    forks = 'import multiprocessing\nmultiprocessing.set_start_method("fork")'
+    (tmp_path / "program.py").write_text("\n".join([forks, *snippets]))
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = python.run(tmp_path / "program.py", cwd=tmp_path, env=environment, timeout=3 * bound)
     assert done.returncode == 0, done.stderr

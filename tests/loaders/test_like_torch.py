@@ -89,7 +89,7 @@ def oracle(program, counts):
         row = "conjugated tensors, newer dtypes"
         if not NOT_SENT_RIGHT & {*program.leaves}:
             try:
-                torchs = run(program, DataLoader, timeout=HANG_SECONDS)
+                torchs = run(program, DataLoader, timeout=HANG_SECONDS, multiprocessing_context="fork")
             except RuntimeError as error:  # an iterator that could not even begin
                 torchs = [["error", str(error)]]
             if all(torchs.count(item) == expected.count(item) for item in [*torchs, *expected] if item[0] == "error"):
