@@ -15,7 +15,7 @@ import torch
 
 from .arguments import as_index
 from .generators import settings_of
-from .iterators import IN_USE, Cursor, EpochIterator, Position, no_batch_left
+from .iterators import IN_USE, Consumer, EpochIterator, Position, no_batch_left
 from .order import Order
 from .plans import OrderPlan, Plan, SamplerPlan, length_of
 from .randomness import fold
@@ -40,7 +40,7 @@ class SeededLoader(WorkerLoader[T_co]):
     """
 
     _needs_seed = True
-    _cursor: Cursor | None = None  # where the newest epoch is
+    _consumer: Consumer | None = None  # where the newest epoch is
     _upcoming: Position | None = None  # where the next epoch begins, if that was named
     _plan: Plan | None = None  # the newest epoch's
     _current: EpochIterator | None = None  # the iterator behind next(loader)
@@ -67,14 +67,14 @@ class SeededLoader(WorkerLoader[T_co]):
         self._length = length
         self._settings = settings
         pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
-        cursor = Cursor(position)
-        plan = self._plan_of(cursor)
+        consumer = Consumer(position)
+        plan = self._plan_of(consumer)
         base_seed = int(fold(self.seed or 0, self.rank) >> np.uint64(2))
-        iterator = self._start(plan, cursor, base_seed)
+        iterator = self._start(plan, consumer, base_seed)
         # From here on no call, after which a signal handler could raise: the epoch would be spent.
         attributes = vars(self)
         attributes["_plan"] = plan
-        attributes["_cursor"] = cursor
+        attributes["_consumer"] = consumer
         attributes["_upcoming"] = None
         attributes["_current"] = None
         return iterator
@@ -131,11 +131,11 @@ class SeededLoader(WorkerLoader[T_co]):
 
         It is what `state_at` takes, and costs less than the state.
         """
-        cursor = self._cursor
+        consumer = self._consumer
         plan = self._plan
-        if cursor is None or plan is None or no_batch_left(plan, cursor.position, self.steps_per_epoch):
+        if consumer is None or plan is None or no_batch_left(plan, consumer.position, self.steps_per_epoch):
             return self._next_position()
-        return cursor.position
+        return consumer.position
 
     @property
     def at_epoch_end(self) -> bool:
@@ -148,7 +148,7 @@ class SeededLoader(WorkerLoader[T_co]):
         position = self._position_in(state)
         self._end_newest()
         self._newest = lambda: None  # next(loader) must not continue it
-        vars(self).update(_plan=None, _cursor=Cursor(position), _upcoming=position, _current=None)
+        vars(self).update(_plan=None, _consumer=Consumer(position), _upcoming=position, _current=None)
         pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
 
     def _position_in(self, state: dict[str, Any]) -> Position:
@@ -177,7 +177,7 @@ class SeededLoader(WorkerLoader[T_co]):
         """Returns where the next `iter()` begins."""
         if self._upcoming is not None:
             return self._upcoming
-        return Position(0 if self._cursor is None else self._cursor.position.epoch + 1)
+        return Position(0 if self._consumer is None else self._consumer.position.epoch + 1)
 
     def named_position(self, default: Position | None = None) -> Position:
         """Returns where the next `iter()` begins, and keeps it so: at `default`, unless another position was named."""
@@ -196,10 +196,10 @@ class SeededLoader(WorkerLoader[T_co]):
         split = self.drop_last, self.rank, self.world_size, self.pad
         return Order(length, self.batch_size or 1, False, self.seed, *split)
 
-    def _plan_of(self, cursor: Cursor) -> Plan:
+    def _plan_of(self, consumer: Consumer) -> Plan:
         order = self._order()
         batched = self._auto_collation
-        epoch = cursor.position.epoch
+        epoch = consumer.position.epoch
         if isinstance(self.sampler, OrderSampler):
             return OrderPlan(order, epoch, batched)
         if self.batch_size is None:
@@ -219,4 +219,4 @@ class SeededLoader(WorkerLoader[T_co]):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_cursor": copy(self._cursor), "_plan": None, "_current": None}
+        return {**super().__getstate__(), "_consumer": copy(self._consumer), "_plan": None, "_current": None}

@@ -87,7 +87,7 @@ class Report:
                 self._write_page(run, facts, "ended by an error")
             return
         total = run.processes.total(run.timer.run())
-        stats = run.train_loader.figures
+        stats = run.train_loader.loader_stats
         facts = {} if summary is None else summary
         for name, value in limit(run, total).items():
             facts.setdefault(name, value)

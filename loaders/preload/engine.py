@@ -1,8 +1,8 @@
 """The Preloader's engine: makes the batches of another engine ready on the device, `depth` of them ahead, in a thread.
 
-It stands between an EpochIterator and the loader's own engine. As that, it answers by number: where the consumer is,
-its iterator's cursor alone says, and after an exception from a signal handler (Ctrl-C), wherever it came, the consumer
-asks for the same number again. The thread asks the loader's engine for the numbers that follow.
+It stands between an EpochIterator and the loader's own engine. Like it, it answers by number, and has no position:
+after an exception from a signal handler (Ctrl-C), wherever it came, the iterator asks for the same number again. The
+thread asks the loader's engine for the numbers that follow.
 Invariant: at most `depth` items are ready besides the one that is asked for, which stays until the next one is asked
 for, and none once the epoch has ended. While the thread runs, nobody else uses the loader's engine, and nobody but the
 consumer's thread runs the sampler. Both sides wait in SimpleQueues: an exception can leave no lock in them.
@@ -60,13 +60,13 @@ class PreloadEngine:
         self._engine.borrower = copier.borrower
         self._unblock = self._engine.close if iterator.owns_engine else None
         self._plan = iterator.plan
-        self._cursor = iterator.cursor
+        self._consumer = iterator.consumer
         self._limit = iterator.limit
         self._pins = iterator.pins
         self._copier = copier
         self._depth = depth
         self._seed, self._epoch, self._rank = key
-        start = self._cursor.position.task
+        start = self._consumer.position.task
         self._begun = Item(start - 1, Reading())  # the item that is being prepared, or was last
         self._items = deque([self._begun])  # as if the one before the first had been delivered
         self._wake: SimpleQueue[None] = SimpleQueue()  # has an entry at least for each new item
@@ -79,7 +79,7 @@ class PreloadEngine:
     @property
     def queued(self) -> int:
         """How many items are ready that the consumer has not received."""
-        return len([item for item in list(self._items) if item.number >= self._cursor.position.task])
+        return len([item for item in list(self._items) if item.number >= self._consumer.position.task])
 
     def get(self, plan: Plan, number: int) -> Reading:
         """Returns batch `number`, or the error in its place; the same one again until the next one is asked for."""
@@ -99,7 +99,7 @@ class PreloadEngine:
             if self._depth:
                 self._wake.get()
             else:
-                self._make(number, self._cursor.position.batch)
+                self._make(number, self._consumer.position.batch)
         item = items[0]
         if item.raised is not None:
             items.popleft()
@@ -107,7 +107,7 @@ class PreloadEngine:
                 raise item.raised
             finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
                 del item
-        batch_id = self._epoch, self._cursor.position.batch
+        batch_id = self._epoch, self._consumer.position.batch
         if item.reading.has_batch:
             self._finish(item, batch_id)
         copier.stats.wait_seconds += time.perf_counter() - began
@@ -150,8 +150,8 @@ class PreloadEngine:
         self._thread = threading.current_thread()
         if self.is_ended:  # another epoch may run
             return
-        number = self._cursor.position.task
-        batch = self._cursor.position.batch
+        number = self._consumer.position.task
+        batch = self._consumer.position.batch
         try:
             with self._copier.accelerator.using(self._copier.stream):
                 while not self.is_ended:

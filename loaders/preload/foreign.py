@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ..accelerator import Accelerator
 from ..background import reraise_of_signal
-from ..iterators import Cursor, EpochIterator, Position
+from ..iterators import Consumer, EpochIterator, Position
 from ..plans import Plan
 from ..workers.messages import Reading
 
@@ -38,8 +38,8 @@ class ForeignEpoch(Plan):
 
     def iterator(self, epoch: int, first: int) -> EpochIterator:
         """Returns an iterator over the batches; `first` is the number of the first one in the epoch."""
-        cursor = Cursor(Position(epoch, first, first, {0: self._state_of()}))
-        return EpochIterator(self, self, cursor, self, owns_engine=False)
+        consumer = Consumer(Position(epoch, first, first, {0: self._state_of()}))
+        return EpochIterator(self, self, consumer, self, owns_engine=False)
 
     def has(self, number: int) -> bool:
         return number < self._end

@@ -69,7 +69,7 @@ class Answer(NamedTuple):
 
 
 @dataclass
-class Death:
+class WorkerDied:
     """Reports that a worker died, or was killed because it hung. Its unanswered tasks have to be retried."""
 
     worker: int
