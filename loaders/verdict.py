@@ -166,7 +166,7 @@ class Measured:
 class Evidence:
     """What is known of the timed steps of a loop. Seconds are those of a step, on average.
 
-    stats: the loader's figures, as totals. cores: whose work kept the cores busy.
+    stats: the loader's totals. cores: whose work kept the cores busy.
     is_ahead: whether the accelerator mostly has a step to run while Python queues the next one.
     """
 
@@ -186,12 +186,12 @@ class Evidence:
     def processes(self) -> float:
         """CPU seconds of worker processes; NaN if it is not known what workers or threads compute."""
         setting = self.setting
-        has_figures = bool(self.stats.workers and self.stats.workers.read_batches)  # not of torch's own workers
-        if setting.kind == "other" or (setting.kind == "threads" and not has_figures):
+        has_stats = bool(self.stats.workers and self.stats.workers.read_batches)  # not of torch's own workers
+        if setting.kind == "other" or (setting.kind == "threads" and not has_stats):
             return math.nan
         if setting.num_workers == 0 or setting.kind in ("threads", "resident", "cached"):
             return 0.0
-        return self._per_batch("worker_cpu_seconds") if has_figures else self.cores.busy_workers * self.step
+        return self._per_batch("worker_cpu_seconds") if has_stats else self.cores.busy_workers * self.step
 
     @property
     def preparing(self) -> float:

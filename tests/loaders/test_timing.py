@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from loaders import CoreSeconds, Preloader, StepTimer, Window
+from loaders import CoreSeconds, Preloader, StepTimer, Window, WorkerLoader
 
 CPU = torch.device("cpu")
 
@@ -104,6 +104,17 @@ def test_what_follows_an_ended_step_belongs_to_no_step(clock, timer):
         timer.end_step()
         clock.now += 100.0  # a checkpoint
     assert timer.run() == timer.whole() == Window(2, 16, 8.0, 2.0)
+
+
+@pytest.mark.parametrize("is_preloaded", [False, True])
+def test_the_evidence_has_what_the_workers_of_the_loader_did(is_preloaded):
+    timer = StepTimer(CPU, 0)
+    with WorkerLoader(torch.arange(8), 2, num_workers=1, seed=0) as workers:
+        loader = Preloader(workers, CPU) if is_preloaded else workers
+        for _ in timer.batches(loader):
+            pass
+        assert timer.evidence(loader).stats.workers.read_batches == 4
+        assert (timer.evidence(loader).stats.preloader is not None) == is_preloaded
 
 
 def test_cores_are_counted_in_the_timed_steps_alone(clock, monkeypatch):

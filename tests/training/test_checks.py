@@ -20,5 +20,5 @@ def test_samples_of_a_type_that_no_batch_has_are_told_what_to_return():
 @pytest.mark.parametrize("value", ["text", None, [[1.0], [1.0, 2.0]]])
 def test_a_logged_value_that_is_no_number_is_named(value):
     processes = SimpleNamespace(device=torch.device("cpu"))
-    with refused(r"mine=.*: give a number or a tensor"):
+    with refused(r"mine is .*: .*numbers or tensors"):
         Means(processes).add(1, {"mine": value})

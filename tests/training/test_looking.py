@@ -52,12 +52,16 @@ class Reads:
         if run.trainer.step == self.at:
             next(run.train_loader)
 
+    def on_log(self, run, values):
+        if self.at == "log":
+            next(run.train_loader)
+
     def on_epoch_end(self, run):
         if self.at == "epoch":
             next(run.train_loader)
 
 
-@pytest.mark.parametrize("at", [0, 1, 3, "epoch"])
+@pytest.mark.parametrize("at", [0, 1, 3, "log", "epoch"])
 def test_a_callback_that_reads_the_training_loader_is_told_how_to_look_at_batches(tmp_path, error, at):
     with error("batches_to_look_at"):
         train(tmp_path, f"+callbacks.reads={{_target_: {__name__}.Reads, at: {at}}}")
