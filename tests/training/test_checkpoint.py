@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import resource
 from functools import partial
 from math import inf
@@ -101,7 +102,9 @@ def test_a_damaged_checkpoint_is_named_and_an_earlier_one_used_but_no_run_starts
 def test_a_failed_write_leaves_the_last_good_checkpoint_whole(tmp_path):
     ours = checkpoints(tmp_path)
     ours.save(state(1))
-    with pytest.raises(AttributeError):  # pickle has written half of the file by then
+    with pytest.raises(
+        (AttributeError, pickle.PicklingError)
+    ):  # the first until Python 3.13; half of the file is written
         ours.save(state(2) | {"more": [torch.zeros(9), lambda: None]})
     assert names(tmp_path) == {"last.pt", "step-0000001.pt"} and find_checkpoint(tmp_path, "auto")["step"] == 1
 
