@@ -70,14 +70,15 @@ def json_of(path: Path) -> dict[str, Any]:
 
 
 def metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl: all of evaluations, and up to MOST_LINES of training."""
+    """The lines of metrics.jsonl: all of evaluations, and up to MOST_LINES of training. A damaged line is left out."""
     if not path.exists():
         return []
     lines = path.read_text(errors="replace").splitlines()
     training = [line for line in lines if '"lr"' in line]
     stride = 1 + len(training) // MOST_LINES
     left_out = set(training) - set(training[::-1][::stride])
-    return [line_of(line) for line in lines if line not in left_out]
+    rows = [line_of(line) for line in lines if line not in left_out]
+    return [row for row in rows if "step" in row]
 
 
 def pictures_in(folder: Path) -> tuple[list[dict[str, str]], list[str]]:

@@ -49,7 +49,7 @@ def test_whoever_waits_for_a_batch_is_told_that_the_loader_was_closed(method, se
 
 
 def test_a_worker_is_set_up_as_torchs_is():
-    def setups(kind):
+    def setups(kind, **options):
         told = multiprocessing.SimpleQueue()
 
         def init_fn(worker):
@@ -58,7 +58,7 @@ def test_a_worker_is_set_up_as_torchs_is():
             told.put((worker, torch.get_num_threads(), info.seed, random.random(), np.random.random()))
 
         torch.manual_seed(3)
-        list(kind(Numbers(4), 2, num_workers=2, worker_init_fn=init_fn))
+        list(kind(Numbers(4), 2, num_workers=2, worker_init_fn=init_fn, **options))
         seen = sorted(told.get() for _ in range(2))
         told.close()
         return seen
@@ -66,7 +66,7 @@ def test_a_worker_is_set_up_as_torchs_is():
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert setups(WorkerLoader) == setups(DataLoader)
+        assert setups(WorkerLoader) == setups(DataLoader, multiprocessing_context="fork")
     finally:
         torch.set_num_threads(threads)
 
