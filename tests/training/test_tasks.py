@@ -159,12 +159,16 @@ def test_a_batch_is_cut_into_parts_by_its_samples_also_where_a_field_is_a_list()
     left = torch.arange(4)
     right = left * 10
     batch = {"image": [left, right], "names": [*"abcd"], "label": (left, right)}
+    whole = {"scale": 0.5, "split": "abcd", "step": torch.tensor(3), "pair": [left, torch.tensor(3)], "none": None}
     assert Classification(THREE, inputs="left").batch_length({"left": left, "label": [left, right]}) == 4
     part = rows_of(batch, slice(1, 3), 4)
     for name in ("image", "label"):
         assert [field.tolist() for field in part[name]] == [[1, 2], [10, 20]]
     assert part["names"] == ["b", "c"]
     assert rows_of(["about all"], slice(1, 3), 4) == ["about all"]
+    part = rows_of(whole, slice(1, 3), 4)
+    assert part.pop("pair")[0].tolist() == [1, 2], "a number, a text and a tensor () are of the whole batch"
+    assert part == {name: whole[name] for name in part} and len(part) == 4
 
 
 def test_names_of_classes_that_yaml_has_turned_into_booleans_are_a_sentence(error):
