@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from data import optional
 from data.errors import DataError
-from data.subset import Subset
+from data.subset import Subset, pass_on
 from loaders import offers
 
 SHOWN = 20  # names that a sentence lists
@@ -122,13 +122,13 @@ class Relabelled(Subset):
     """All samples of a dataset, with their labels as numbers of `classes`: see `with_classes`."""
 
     def __init__(self, dataset: Any, classes: Sequence[str], numbers: np.ndarray, label: str) -> None:
-        super().__init__(dataset, np.arange(len(dataset)))
         self.classes = tuple(classes)
         self.field = label
         self.translation = Labels(numbers, len(classes))
         labels = optional(dataset, "labels")
         if labels is not None:
             self.labels = self.translation.translate(np.asarray(labels), 1)
+        super().__init__(dataset, np.arange(len(dataset)))
 
     def __getitem__(self, index: int) -> Any:
         return self.translation.of_sample(super().__getitem__(index), self.field)
@@ -158,10 +158,14 @@ class RelabelledStream(IterableDataset[Any]):
     """A stream with its labels as numbers of `classes`. It has what the stream has, such as `state_dict`."""
 
     def __init__(self, dataset: Any, classes: Sequence[str], numbers: np.ndarray, label: str) -> None:
-        self.dataset = dataset
         self.classes = tuple(classes)
         self.field = label
         self.translation = Labels(numbers, len(classes))
+        self.dataset = dataset  # last: see pass_on
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not pass_on(self, name, value):
+            super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name == "dataset" or name.startswith("__"):  # while it is unpickled

@@ -34,8 +34,12 @@ class Subset:
     """
 
     def __init__(self, dataset: Any, indices: np.ndarray) -> None:
-        self.dataset = dataset
         self.indices = indices
+        self.dataset = dataset  # last: see pass_on
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not pass_on(self, name, value):
+            super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         """The dataset's attributes, such as `labels`. Those with a value per sample have the values of the subset."""
@@ -55,12 +59,11 @@ class Subset:
             raise AttributeError(f"{kind} has no {name}(), as it may take an index: call dataset.{name}")
         if hasattr(value, "iloc"):  # pandas looks for its own labels, not for positions
             value = value.to_numpy()
-        count = len(self.dataset)
-        if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == count:
+        if not is_per_sample(value, self.dataset):
+            return value
+        if isinstance(value, Sequence):
             return [value[int(index)] for index in self.indices]
-        if getattr(value, "shape", ())[:1] == (count,):
-            return value[self.indices]
-        return value
+        return value[self.indices]
 
     def _of(self, dataset: Any) -> Any:
         """The samples at the same indices of another dataset."""
@@ -89,6 +92,29 @@ class Subset:
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return {name: array[self.indices] for name, array in self.dataset.arrays().items()}
+
+
+def is_per_sample(value: Any, dataset: Any) -> bool:
+    """Whether an attribute of the dataset has a value for each sample."""
+    count = len(dataset)
+    if isinstance(value, Sequence):
+        return not isinstance(value, str) and len(value) == count
+    return bool(getattr(value, "shape", ())[:1] == (count,))
+
+
+def pass_on(wrapper: Any, name: str, value: Any) -> bool:
+    """Sets an attribute that only the dataset in a wrapper has, such as a callback's `level`, there: so it is used.
+
+    Returns whether it was set. What the wrapper has itself, and whatever is set before its `dataset`, is its own.
+    """
+    own = vars(wrapper)
+    if name.startswith("_") or "dataset" not in own or name in own or hasattr(type(wrapper), name):
+        return False
+    dataset = own["dataset"]
+    if not hasattr(dataset, name) or (isinstance(wrapper, Subset) and is_per_sample(getattr(dataset, name), dataset)):
+        return False
+    setattr(dataset, name, value)
+    return True
 
 
 def unaugmented(dataset: Any) -> Any:

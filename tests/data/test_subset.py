@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.array_dataset import ArrayDataset
+from data.classes import with_classes
 from data.errors import DataError
 from data.subset import Subset, count_shared, sketch, split
 from loaders import ResidentLoader, WorkerLoader, offers
@@ -94,6 +95,19 @@ def test_loaders_use_the_whole_batches_and_arrays_of_a_subset(caplog):
             epochs.append(torch.stack([first, second]))
         assert torch.equal(*epochs)  # both draw by row, as read_batch does
     assert not caplog.records  # such as that it is read only once
+
+
+def test_an_attribute_that_is_set_on_a_subset_reaches_the_dataset_unless_it_is_one_per_sample_or_its_own():
+    dataset = arrays(train=False)
+    dataset.level = 1
+    outer = Subset(Subset(dataset, np.arange(9)), np.array([2, 3]))
+    relabelled = with_classes(outer, "cba", "the network", "the set")
+    relabelled.level = 2
+    assert dataset.level == outer.level == relabelled.level == 2
+    outer.labels = np.zeros(2)
+    outer.note = "mine"
+    relabelled.classes = ("c", "b", "a")
+    assert len(dataset.labels) == 50 and not hasattr(dataset, "note") and dataset.classes == ("a", "b", "c")
 
 
 class Files:
