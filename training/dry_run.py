@@ -18,7 +18,7 @@ from torch import Tensor
 from loaders import Random, move
 from training.config import ConfigError
 from training.datasets import Datasets
-from training.metrics import Means
+from training.metrics import Means, joined
 from training.tasks import DIRECTIONS
 from training.trainer import Trainer, evaluating, parts_of, repeated, rows_of
 
@@ -101,7 +101,9 @@ def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
         names = [*scores.keys()]
     with naming_batch("task.metrics cannot compute", batch):
         try:
-            names += trainer.metrics.compute()
+            names = [*joined(scores, trainer.metrics.compute())]
+        except ConfigError:
+            raise
         except (ValueError, RuntimeError) as error:  # torchmetrics raises these for too few samples
             log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
             if trainer.metrics.metric_of(trainer.task.metric):  # compute() may work on more samples
