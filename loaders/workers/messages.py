@@ -1,7 +1,10 @@
 """What workers and the engine tell each other: readings of tasks, deaths of workers, and the messages of processes.
 
 A message of a process is a few numbers, which never fill its socket. The task and the batch lie in the slot.
+A task's ticket is the engine's own number for it: unlike the number of its batch, no other task of the engine has it.
 """
+
+from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
@@ -10,15 +13,11 @@ from typing import Any, NamedTuple
 from ..errors import ExpectedError
 from ..work import Work
 
-# To a worker: a task's number, its memory's, its slot's, the slot's size, where the task lies there and its size. The
-# descriptor of a memory that differs from the last task's comes along.
-MESSAGE = struct.Struct("6q")
-# From a worker: the task's number (or READY, or FULL before a sentence), where the batch's pickle lies, its size, the
-# size of the notes after it, bytes of tensors, bytes used, whether somebody may still read the slot, and Work.
-ANSWER = struct.Struct("7q6d")
+TASK_FORMAT = struct.Struct("6q")  # of a TaskMessage
+ANSWER_FORMAT = struct.Struct("7q?6d")  # of an AnswerMessage
 READY = -1
 FULL = -2
-ROOM = 4 + ANSWER.size + (1 << 12)  # bytes of the longest message
+ROOM = 4 + ANSWER_FORMAT.size + (1 << 12)  # bytes of the longest message
 
 # What a worker is reading, if not a single row of a batch.
 WHOLE_BATCH = -2
@@ -61,10 +60,51 @@ class Reading:
         return bool(self.skipped or self.retried) or self.is_empty or self.place is not None
 
 
-class Answer(NamedTuple):
-    """A worker has read the task of this number, or failed to."""
+class TaskMessage(NamedTuple):
+    """To a worker process. The descriptor of the memory comes along, if it is not the last task's memory."""
 
-    number: int
+    ticket: int
+    memory: int  # its number
+    slot: int  # its number in the memory
+    slot_size: int  # bytes
+    task_start: int  # where the pickled task begins in the slot
+    task_size: int  # bytes
+
+    def pack(self) -> bytes:
+        return TASK_FORMAT.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> TaskMessage:
+        return cls(*TASK_FORMAT.unpack(data))
+
+
+class AnswerMessage(NamedTuple):
+    """From a worker process: where the batch lies in the slot, and notes on it, if there are any."""
+
+    ticket: int  # or READY; or FULL, and a sentence follows the message
+    pickle_start: int = 0  # where the pickled batch begins in the slot
+    pickle_size: int = 0  # bytes
+    notes_start: int = 0
+    notes_size: int = 0  # bytes; 0: no notes
+    tensor_bytes: int = 0
+    used: int = 0  # bytes of the slot
+    keeps_slot: bool = False  # see Reading
+    work: Work = NO_WORK
+
+    def pack(self) -> bytes:
+        return ANSWER_FORMAT.pack(*self[:-1], *self.work)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> AnswerMessage:
+        numbers = ANSWER_FORMAT.unpack_from(data)
+        before_work = len(cls._fields) - 1
+        return cls._make([*numbers[:before_work], Work(*numbers[before_work:])])
+
+
+class Answer(NamedTuple):
+    """A worker has read the task with this ticket, or failed to."""
+
+    ticket: int
     reading: Reading
 
 
