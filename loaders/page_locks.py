@@ -50,7 +50,7 @@ def has_room(size: int) -> bool:
     return not _has_failed and locked + size <= limit()
 
 
-def lend(address: int, size: int, borrower: Accelerator | None) -> bool:
+def lock_for(accelerator: Accelerator | None, address: int, size: int) -> bool:
     """Page-locks memory for the device of a Preloader, if there is room; unlocks it for any other consumer (None).
 
     Returns whether it is locked. Nothing may be copying from the memory.
@@ -58,14 +58,14 @@ def lend(address: int, size: int, borrower: Accelerator | None) -> bool:
     global _has_failed
     lock = _locks.get(address)
     if lock is not None:
-        if borrower is not None and lock.accelerator.device == borrower.device and lock.size >= size:
+        if accelerator is not None and lock.accelerator.device == accelerator.device and lock.size >= size:
             return True
         unlock(address)
-    if borrower is None or not has_room(size):
+    if accelerator is None or not has_room(size):
         return False
-    _locks[address] = _Lock(size, borrower, os.getpid())
+    _locks[address] = _Lock(size, accelerator, os.getpid())
     try:
-        borrower.page_lock(address, size)
+        accelerator.page_lock(address, size)
     except RuntimeError as error:
         reraise_of_signal(error)
         _has_failed = True
@@ -86,14 +86,14 @@ def unlock(start: int, size: int = 1) -> None:
         _locks.pop(address, None)
 
 
-def pinned(size: int, borrower: Accelerator) -> np.ndarray | None:
+def pinned(size: int, accelerator: Accelerator) -> np.ndarray | None:
     """Returns uninitialised memory that torch has pinned for the device, uint8 (size,); None if there is no room."""
     if not has_room(size):
         return None
-    with borrower.current():
+    with accelerator.current():
         memory: np.ndarray = torch.empty(size, dtype=torch.uint8, device="cpu").pin_memory().numpy()
     address = memory.ctypes.data
-    _locks[address] = _Lock(size, borrower, 0)
+    _locks[address] = _Lock(size, accelerator, 0)
     weakref.finalize(memory, _locks.pop, address, None).atexit = False
     return memory
 
@@ -103,9 +103,9 @@ def copy_out(batch: Any) -> None:
     if not _locks:
         return
     for tensor in strided_parts(batch):
-        if tensor.is_cpu and tensor.layout == torch.strided and _is_lent(tensor.data_ptr()):
+        if tensor.is_cpu and tensor.layout == torch.strided and _is_locked(tensor.data_ptr()):
             tensor.data = tensor.clone()
 
 
-def _is_lent(address: int) -> bool:
+def _is_locked(address: int) -> bool:
     return any(start <= address < start + lock.size for start, lock in list(_locks.items()))

@@ -23,7 +23,7 @@ class ForeignEpoch(Plan):
     state_of: returns the loader's state; None if it has none.
     """
 
-    borrower: Accelerator | None = None  # is ignored
+    locks_for: Accelerator | None = None  # is ignored
     most = 0
     pin_memory = False
     steps_per_epoch = None

@@ -89,11 +89,11 @@ def test_every_batch_is_whole_and_in_its_place(method, depth, batches):
 def test_a_preloader_gets_page_locked_batches_and_nobody_else(method):
     with WorkerLoader(Pattern(), ROWS, seed=0, num_workers=2, worker_method=method) as loader:
         iterator = iter(loader)
-        iterator.engine.borrower = Accelerator("cuda")
+        iterator.engine.locks_for = Accelerator("cuda")
         for _ in range(BATCHES // 2):
-            lent = next(iterator)
-        assert lent["image"].is_pinned()
-        copy = lent["image"].cuda(non_blocking=True)
+            locked = next(iterator)
+        assert locked["image"].is_pinned()
+        copy = locked["image"].cuda(non_blocking=True)
         assert torch.equal(copy, images_of(torch.arange(BATCHES // 2 * ROWS)[-ROWS:].cuda()))
         assert not any(batch["image"].is_pinned() for batch in loader)
 
