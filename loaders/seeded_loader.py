@@ -179,7 +179,7 @@ class SeededLoader(WorkerLoader[T_co]):
             return self._upcoming
         return Position(0 if self._consumer is None else self._consumer.position.epoch + 1)
 
-    def named_position(self, default: Position | None = None) -> Position:
+    def fix_next_position(self, default: Position | None = None) -> Position:
         """Returns where the next `iter()` begins, and keeps it so: at `default`, unless another position was named."""
         if self._upcoming is None:
             self._upcoming = default or self._next_position()

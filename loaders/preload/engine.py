@@ -1,8 +1,8 @@
 """The Preloader's engine: makes the batches of another engine ready on the device, `depth` of them ahead, in a thread.
 
-It stands between an EpochIterator and the loader's own engine. Like it, it answers by number, and has no position:
-after an exception from a signal handler (Ctrl-C), wherever it came, the iterator asks for the same number again. The
-thread asks the loader's engine for the numbers that follow.
+EpochIterator -> PreloadEngine -> Engine: it stands between the iterator and the loader's own engine. Like that one, it
+answers by number, and has no position: after an exception from a signal handler (Ctrl-C), wherever it came, the
+iterator asks for the same number again. The thread asks the loader's engine for the numbers that follow.
 Invariant: at most `depth` items are ready besides the one that is asked for, which stays until the next one is asked
 for, and none once the epoch has ended. While the thread runs, nobody else uses the loader's engine, and nobody but the
 consumer's thread runs the sampler. Both sides wait in SimpleQueues: an exception can leave no lock in them.
@@ -57,7 +57,7 @@ class PreloadEngine:
 
     def __init__(self, iterator: EpochIterator, copier: DeviceCopier, depth: int, key: tuple[int, int, int]) -> None:
         self._engine = iterator.engine
-        self._engine.borrower = copier.borrower
+        self._engine.locks_for = copier.locks_for
         self._unblock = self._engine.close if iterator.owns_engine else None
         self._plan = iterator.plan
         self._consumer = iterator.consumer
