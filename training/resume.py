@@ -11,21 +11,20 @@ from hydra.utils import to_absolute_path
 
 from data.errors import home_path
 from loaders import merge_states
-from training.checkpoint import newest, read_checkpoint
+from training.checkpoint import newest, read_checkpoint, step_files
 from training.checks import alike
 from training.config import ConfigError, changes
 from training.optimizer import rates_of, resume_optimizer, set_optimizer_mode
+from training.processes import is_sweep
 from training.run import Run
 from training.trainer import Trainer
 from training.weights import begin_from
 
 log = logging.getLogger(__name__)
 
-# Settings that do not change the result of a finished run.
-SAME_RESULT = (
-    *("train.epochs", "train.max_steps", "train.checkpoint_every", "train.keep_checkpoints"),
-    *("train.process_timeout", "timing", "device"),
-)
+# Settings that do not change the result of a job, and those that do not change the steps that a finished run has done.
+SAME_JOB = ("train.checkpoint_every", "train.keep_checkpoints", "train.process_timeout", "timing", "device")
+SAME_RESULT = ("train.epochs", "train.max_steps", *SAME_JOB)
 
 
 def resume(run: Run) -> dict[str, Any] | None:
@@ -36,6 +35,7 @@ def resume(run: Run) -> dict[str, Any] | None:
         if run.config.train.init_from:
             begin_from(run.config.train.init_from, run.trainer.model, run.processes)
         return None
+    check_job(run, state)
     changed = load_state(run, state)
     sentences = "; ".join(changed.values()) or "none"
     log.info("resuming after step %d; changed settings: %s", run.trainer.step, sentences)
@@ -50,6 +50,18 @@ def resume(run: Run) -> dict[str, Any] | None:
         )
     log.info("this run has finished: raise %s to continue it", limit)
     return summary
+
+
+def check_job(run: Run, state: dict[str, Any]) -> None:
+    """Raises ConfigError if a job of a sweep is to go on from that of other values, whose folder it has got."""
+    settings = changes(run.trainer.settings, state["config"]).items()
+    differing = "; ".join(sentence for key, sentence in settings if not key.startswith(SAME_JOB))
+    has_own = run.processes.from_main(lambda: is_sweep() and bool(step_files(run.folder / "checkpoints")))
+    if has_own and differing:
+        raise ConfigError(
+            f"{run.folder} has a job of other values ({differing}): choose another hydra.sweep.dir, or "
+            "train.resume=null to train in this one again"
+        )
 
 
 def find_checkpoint(folder: Path, choice: str | None) -> dict[str, Any] | None:

@@ -287,6 +287,8 @@ def test_a_finished_run_is_not_taken_for_one_of_other_settings(command, tmp_path
     shown = command(*sweep, ends_with=1)
     assert "optim.lr is 0.25, was 0.125" in shown and "train.resume=null" in shown and "Traceback" not in shown
     assert checkpoint(tmp_path / "sweep" / "1")["config"]["optim"]["lr"] == 0.5
+    shown = command(*sweep[:-2], "optim.lr=0.125", "train.epochs=2", sweep[-1], ends_with=1)
+    assert "train.epochs is 2, was 1" in shown and "hydra.sweep.dir" in shown
     command(*sweep, "train.resume=null")
     assert checkpoint(tmp_path / "sweep" / "0")["config"]["optim"]["lr"] == 0.25
 
