@@ -123,6 +123,19 @@ def test_a_buffer_that_was_finite_and_is_not_any_more_is_named_and_not_saved(tmp
     assert saved(tmp_path) == {4: True}
 
 
+@pytest.mark.parametrize("key", ["resume", "init_from"])
+def test_a_checkpoint_with_nan_is_refused_and_the_masks_of_a_network_are_not(tmp_path, error, key):
+    masked = f"model._target_={__name__}.Masked train.epochs=1"
+    train(tmp_path, masked)
+    file = (tmp_path / "checkpoints" / "last.pt").resolve()
+    train(tmp_path / "other", masked, f"train.{key}={file} train.epochs=2")
+    state = torch.load(file, weights_only=True)
+    state["model"]["1.bias"][0] = math.nan
+    torch.save(state, file)
+    with error(r"NaN in model\.1\.bias"):
+        train(tmp_path / "broken", masked, f"train.{key}={file} train.epochs=2")
+
+
 class Masked(torch.nn.Sequential):
     def __init__(self, num_classes, in_channels, **_):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(64 * in_channels, num_classes))
