@@ -4,6 +4,7 @@ Invariant: classes are compared by their names, never by their numbers. Names th
 or in how Unicode writes an accent, are equal.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unicodedata import normalize
@@ -50,13 +51,30 @@ def with_classes(dataset: Any, classes: Sequence[str] | None, owner: str, name: 
 
 
 def numbers_in(classes: Sequence[str], names: Sequence[str]) -> np.ndarray:
-    """The number in `classes` of each name, int64 (K,); -1 if it is not there."""
-    numbers = {name: number for number, name in enumerate(classes)}
+    """The number in `classes` of each name, int64 (K,); -1 if it is not there.
+
+    Equal names, as ImageNet's two cranes, are told apart by their order.
+    """
+    numbers = {name: number for number, name in enumerate(counted(classes))}
     folded: dict[str, int] = {}
     for number, name in enumerate(classes):
         is_new = folding(name) not in folded
         folded[folding(name)] = number if is_new else -1  # a and A are two classes here
-    return np.array([numbers.get(name, folded.get(folding(name), -1)) for name in names], np.int64)
+    found = []
+    for name, before in counted(names):
+        other = -1 if before else folded.get(folding(name), -1)
+        found.append(numbers.get((name, before), other))
+    return np.array(found, np.int64)
+
+
+def counted(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Each name, and how often it stood before."""
+    counts: Counter[str] = Counter()
+    entries = []
+    for name in names:
+        entries.append((name, counts[name]))
+        counts[name] += 1
+    return entries
 
 
 def are_same(classes: Sequence[str], others: Sequence[str]) -> bool:

@@ -121,7 +121,13 @@ def unaugmented(dataset: Any) -> Any:
     """The same samples without augmentation, if the dataset has a method for it; else the dataset, which is said."""
     plain = optional(dataset, "without_augmentation")
     if plain is not None:
-        return plain()
+        other = plain()
+        if other is None or other is dataset:
+            name = f"{type(dataset).__name__}.without_augmentation()"
+            raise DataError(
+                f"{name} returned {other!r}: return another dataset, such as a copy, which is not augmented"
+            )
+        return other
     log.info(
         "%s has no without_augmentation(): if it augments its training samples, the validation samples that are split "
         "off them are augmented too",
@@ -227,10 +233,11 @@ def identities(dataset: Any) -> np.ndarray:
 def hashed(values: Any) -> np.ndarray:
     """A hash of each value, uint64 (N,), the same one everywhere. values: texts, bytes, numbers or rows (N, ...)."""
     array = np.asarray(values)
+    are_bytes = array.ndim > 1 and array.dtype.kind not in "OSU"  # whose bytes are addresses, or padded to the longest
     digests = bytearray()
     for start in range(0, len(array), BLOCK):
         block = array[start : start + BLOCK]
-        items = [row.tobytes() for row in block] if block.ndim > 1 else block.tolist()
+        items = [row.tobytes() for row in block] if are_bytes else block.tolist()
         for item in items:
             content = item if isinstance(item, bytes) else str(item).encode(errors="surrogateescape")
             digests += blake2b(content, digest_size=8).digest()

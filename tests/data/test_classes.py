@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 from data import optional
 from data.array_dataset import ArrayDataset
-from data.classes import are_same, with_classes
+from data.classes import are_same, numbers_in, with_classes
 from data.subset import Subset, unaugmented
 from loaders import ResidentLoader, WorkerLoader, offers
 from tests.data.reading import read_batch, refused
@@ -132,6 +132,13 @@ def test_a_dataset_with_the_same_order_or_without_names_is_returned_as_it_is():
         assert with_classes(dataset, classes, "the network", "the test set") is dataset
     assert are_same(["a", "b"], ["B", "A"]) and not are_same(["a", "b"], ["a", "b", "c"])
     assert not are_same(["a", "A"], ["a", "a"])
+
+
+def test_classes_with_equal_names_stay_apart():
+    names = ["crane", "maillot", "crane", "maillot", "other"]
+    assert numbers_in(names, names).tolist() == [0, 1, 2, 3, 4]
+    assert numbers_in(names, [names[4], *names[:4]]).tolist() == [4, 0, 1, 2, 3]
+    assert numbers_in(names[2:], names).tolist() == [0, 1, -1, -1, 2]
 
 
 def test_names_that_differ_only_in_case_are_two_classes_if_the_network_has_both():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data.array_dataset import ArrayDataset
 from data.classes import with_classes
 from data.errors import DataError
-from data.subset import Subset, count_shared, sketch, split
+from data.subset import Subset, count_shared, hashed, sketch, split
 from loaders import ResidentLoader, WorkerLoader, offers
 from tests.data.reading import read_batch, refused
 
@@ -245,6 +245,39 @@ def test_a_sketch_counts_the_samples_that_two_sets_share(first, second, shared):
 def test_a_split_that_leaves_no_samples_is_refused(samples, fraction):
     with refused(rf"data.val_fraction={fraction} of {samples} samples: "):
         split([7] * samples, fraction)
+
+
+@pytest.mark.parametrize("dtype", [str, object])
+def test_rows_of_texts_have_hashes_that_do_not_depend_on_other_rows(dtype):
+    rows = [["anna", "1"], ["bo", "2"]]
+    hashes = hashed(np.array(rows, dtype)).tolist()
+    assert hashed(np.array([*rows, ["a longer name", "3"]], dtype)).tolist()[:2] == hashes
+    assert hashed(np.array([[*map(str, row)] for row in rows], object)).tolist() == hashes
+
+
+class TurnsItOff:
+    """Changes itself in place of returning another dataset."""
+
+    def __init__(self, result):
+        self.result = self if result == "self" else result
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index
+
+    def path(self, index):
+        return str(index)
+
+    def without_augmentation(self):
+        return self.result
+
+
+@pytest.mark.parametrize("result", [None, "self"])
+def test_without_augmentation_returns_another_dataset(result):
+    with refused("without_augmentation.*return another dataset"):
+        split(TurnsItOff(result), 0.5)
 
 
 def test_a_split_is_the_same_on_every_machine():
