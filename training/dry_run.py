@@ -116,19 +116,25 @@ def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
 
 
 def is_sum(trainer: Trainer, loss: Any, step: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> bool:
-    """Whether `step`, which returned `loss` for a batch, adds up the samples: then four times the batch has four times
-    the loss.
+    """Whether `step`, which returned `loss` for a batch, adds up the samples: then the loss grows by the same for
+    each copy of the batch, whatever constant is in it.
 
-    Twice would not do: if each sample is to be told from the others of its batch, the mean loss grows from log 2 to
-    log 4, and with four times the batch to log 8.
+    It is compared for two and four copies: if each sample is to be told from the others of its batch, the mean loss
+    grows from log 2 to log 4, and to log 8.
     """
+    count = trainer.task.batch_length(batch)
     try:
-        larger = float(step(repeated(batch, 4, trainer.task.batch_length(batch))))
-        if larger == 0:  # such as the sum over ignored labels
-            return getattr(trainer.task.own_loss, "reduction", "") == "sum"
-        return math.isclose(larger, 4 * float(loss), rel_tol=0.15)
+        single = float(loss)
+        double, fourfold = (float(step(repeated(batch, times, count))) for times in (2, 4))
     except Exception:  # a network may fix the size of its batches
         return False
+    if fourfold == 0:  # such as the sum over ignored labels
+        reduction = getattr(trainer.task.own_loss, "reduction", None)
+        if reduction is None and divides_batches(trainer):
+            log.warning("the loss of the first samples is 0: whether it adds up samples is not known, so not assumed")
+        return reduction == "sum"
+    growth = fourfold - double
+    return abs(growth) > 0.01 * abs(fourfold) and math.isclose(growth, 2 * (double - single), rel_tol=0.15)
 
 
 def divides_batches(trainer: Trainer) -> bool:

@@ -128,6 +128,18 @@ def test_a_training_step_of_ones_own_with_a_sum_is_refused_only_if_batches_are_d
         train(tmp_path / "parts", *FAST, own, "train.accumulate=2")
 
 
+@pytest.mark.parametrize("constant", [0.0, 5.0, -1.0])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_sum_is_told_from_a_mean_whatever_is_added_to_it_and_whatever_else_is_in_a_batch(
+    trainer, reduction, constant
+):
+    function = nn.CrossEntropyLoss(reduction=reduction)
+    trainer.task = Task(None, loss=lambda outputs, labels: function(outputs, labels) + constant)
+    batch = {"image": torch.randn(2, 3, 8, 8), "label": torch.tensor([0, 9]), "scale": 0.5, "step": torch.tensor(3)}
+    with no_trace(trainer):
+        assert is_sum(trainer, trainer.loss_of(batch), trainer.loss_of, batch) == (reduction == "sum")
+
+
 @pytest.mark.parametrize("loss", [contrastive, weighted])
 def test_a_loss_whose_parts_do_not_add_up_is_a_mean_and_warned_of(trainer, caplog, loss):
     trainer.task = Task(None, loss=loss)
