@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hydra._internal.hydra import Hydra
+from hydra.core.hydra_config import HydraConfig
 
 from loaders import ExpectedError
 from tests.configs import CONF, FAST
@@ -34,6 +35,7 @@ def call(folder: Path, *arguments: str, ends_with: int = 0) -> str:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["train.py", *arguments])
         patch.setattr(sys, "excepthook", sys.excepthook)  # which launch replaces
+        patch.setattr(HydraConfig.instance(), "cfg", None)  # which Hydra sets, and a new process has not
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)  # composes all to read hydra.mode, which no test sets
         try:
             runpy.run_path(str(CONF.parent / "train.py"), run_name="__main__")
