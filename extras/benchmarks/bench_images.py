@@ -113,6 +113,7 @@ WORKLOADS: dict[str, Callable[[Path, Path], dict[str, Maker]]] = {
 }
 DOCUMENTED: dict[str, dict[str, float]] = {  # the ratios in docs/benchmarks.md, with two workers on two idle cores
     "jpeg": {"torch": 1, "torch-tv": 1.4, "workers": 2.3, "workers-plain": 2.1, "threads": 2.1, "threads-plain": 2.0},
+    "own": {"torch": 1, "workers": 1.0, "workers-plain": 0.9, "image-files": 2.1},
     "packed": {"torch": 1, "workers": 18.0, "workers-plain": 14.0, "threads": 14.8, "threads-plain": 10.9},
 }
 
