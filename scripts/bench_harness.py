@@ -13,7 +13,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from data.errors import check_choice
-from scripts import command
+from training import script
 from training.config import ConfigError
 
 ROUNDS = 3
@@ -23,7 +23,7 @@ Columns = Sequence[tuple[str, str, str]]  # a key of the rows, its heading, the 
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    command_line = command.parser(about)
+    command_line = script.parser(about)
     command_line.add_argument("--json", type=Path, help="write the result to this file")
     return command_line
 

@@ -39,8 +39,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from loaders import rows as rows_of
 from scripts.bench_harness import ROUNDS, Columns, Row, chosen, in_turns, parser, report
 from scripts.bench_workloads import DOCUMENTED, WORKLOADS, Maker
-from scripts.command import run_script
 from training.config import ConfigError
+from training.script import run_script
 
 FORK = multiprocessing.get_context("fork")
 COLUMNS: Columns = (

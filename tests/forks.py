@@ -27,11 +27,15 @@ def snippets(*pages: Path) -> dict[str, str]:
 
 
 def copy(folder: Path, without: str = "", files: dict[str, str] | None = None) -> Path:
-    """A copy of the repository without a folder such as extras/report, with more files."""
+    """A copy of the repository without some paths, as in "extras/report scripts", with more files."""
     ignored = shutil.ignore_patterns(*NOT_COPIED)
     shutil.copytree(ROOT, folder, ignore=ignored, dirs_exist_ok=True, symlinks=True)
-    if without:
-        shutil.rmtree(folder / without)
+    for name in without.split():
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     for name, text in (files or {}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

@@ -6,6 +6,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.forks import ROOT
@@ -81,6 +82,29 @@ def test_an_extra_imports_no_other_but_the_benchmarks_lazily():
         own = name.split(".")[1]
         found = imports(name, lazy_too=own != "benchmarks")
         assert {one.split(".")[1] for one in found if one.startswith("extras.")} <= {own}, name
+
+
+def users(part):
+    """The files, but for tests, that import a module of this file or folder, or its public names from `loaders`."""
+    own = {name for name, path in MODULES.items() if (ROOT / part) in (path, *path.parents)}
+    public = {node.name for name in own for node in ast.parse(MODULES[name].read_text()).body if hasattr(node, "name")}
+    for name in MODULES.keys() - own:
+        froms = [node for node in import_statements(name)[1] if isinstance(node, ast.ImportFrom)]
+        lifted = {alias.name for node in froms if node.module == "loaders" for alias in node.names}
+        if "tests" not in name.split(".") and (lifted & public or own & set(imports(name))):
+            yield MODULES[name].relative_to(ROOT)
+
+
+ROWS = re.findall(r"^\| `(\S+)`.* \| (.*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("part", "text"), [row for row in ROWS if "conf/" not in row[0]])
+def test_contributing_names_all_that_uses_a_part_which_one_may_delete(part, text):
+    named = [Path(path) for path in re.findall("`([^`]+)`", text)]
+    used_by = set(users(part))
+    assert all(any(path in (user, *user.parents) for path in named) for user in used_by), used_by
+    for path in named:
+        assert any(path in (user, *user.parents) for user in used_by) or not (ROOT / path).exists(), path
 
 
 def test_every_config_file_has_a_name_of_its_own_and_each_extra_says_what_it_is():

@@ -44,8 +44,8 @@ from loaders import Accelerator, LoaderConfig, Preloader, StepTimer, build_loade
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
 from scripts.bench_harness import ROUNDS, Columns, Row, in_turns, parser, report
-from scripts.command import run_script
 from training.config import ConfigError
+from training.script import run_script
 
 LOADERS = ("limit", "ready", "torch", "predata", "timm", "workers", "prefetch")
 READY = 4  # batches made beforehand, used again and again

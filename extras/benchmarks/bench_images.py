@@ -37,8 +37,8 @@ from data.images.decoders import DECODERS, choose
 from extras.benchmarks import photographs
 from scripts.bench_loaders import compare, options
 from scripts.bench_workloads import Maker, loader_rows
-from scripts.command import run_script
 from training.config import ConfigError
+from training.script import run_script
 
 AUGMENTATION = (v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip())
 PACK_IMAGES = Path(__file__).parents[1] / "packed" / "pack_images.py"

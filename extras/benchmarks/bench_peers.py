@@ -35,7 +35,7 @@ from extras.benchmarks.peer_loaders import BATCH, PEERS, SIZE, batches
 from extras.benchmarks.picture import OURS, THEIRS, draw_bars
 from scripts.bench_harness import Columns, Row, in_turns, parser, report
 from scripts.bench_loaders import count
-from scripts.command import run_script
+from training.script import run_script
 
 ENVIRONMENTS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "bench_peers")
 PACKS = {"pack of files": ["jpeg"], "pack, short side 256": ["jpeg", "--short-side", "256"], "pack of pixels": ["raw"]}

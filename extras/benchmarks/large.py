@@ -36,8 +36,8 @@ from data.image_folder import ImageFolder
 from data.image_table import Rows
 from data.subset import count_shared, sketch, split
 from loaders import WorkerLoader
-from scripts.command import parser, run_script
 from training.checks import checksum_of_labels
+from training.script import parser, run_script
 
 CLASSES = 21_000
 FILES = 14_000_000

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from data.synthetic import Synthetic
 from loaders import Preloader, ResidentLoader, StepTimer, WorkerLoader, available_cores
 from scripts.bench_harness import ROUNDS
-from scripts.command import parser, run_script
+from training.script import parser, run_script
 from training.trainer import Trainer
 
 FORK = multiprocessing.get_context("fork")

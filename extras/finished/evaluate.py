@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from extras.finished.evaluation import Evaluation
 from extras.finished.finished_run import SPLITS, FinishedRun, parser
-from scripts.command import run_script
 from training.dry_run import dry_run_evaluation
 from training.files import write_whole
 from training.results import plain
+from training.script import run_script
 from training.trainer import Trainer
 
 

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from extras.finished.finished_run import FinishedRun, parser
 from loaders import tensors
-from scripts.command import run_script
 from training.config import ConfigError
 from training.files import write_whole
+from training.script import run_script
 
 COMPARED = 16  # samples
 TOLERANCE = 1e-3  # largest difference of the outputs, as a share of the largest output

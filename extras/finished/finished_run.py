@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from data.errors import explained
 from data.subset import unaugmented
 from loaders import Preloader, build_loader
-from scripts import command
+from training import script
 from training.build import build
 from training.checkpoint import read_checkpoint
 from training.config import ROOT, Config, ConfigError, checked
@@ -124,6 +124,6 @@ def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:
 
 def parser(about: str | None) -> ArgumentParser:
     """A parser with the argument that all three programs have. about: the program's docstring, shown as help."""
-    options = command.parser(about)
+    options = script.parser(about)
     options.add_argument("run", type=lambda path: Path(path).expanduser(), help="a run's folder, or a checkpoint file")
     return options

@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from extras.finished.finished_run import SPLITS, FinishedRun, parser
 from extras.finished.samples import ImageFiles, Samples, batches_of, image_files, name_of, read_inputs
 from loaders import WorkerLoader, move
-from scripts.command import run_script
 from training.checks import is_stream
 from training.config import ConfigError
 from training.files import replacing
+from training.script import run_script
 from training.tasks import Multilabel
 
 TOP = 5  # classes of a row

@@ -37,8 +37,8 @@ from data.images.decoding import whole
 from data.transform import as_array
 from extras.packed.packed import VERSION, Packed, entry_type, shard_name
 from loaders import WorkerLoader
-from scripts.command import parser, run_script
 from training.files import read_json, replacing, write_whole
+from training.script import parser, run_script
 
 SPLITS = ("train", "val")
 DEFAULT_SIDE = {"raw": 256, "jpeg": None}  # pixels

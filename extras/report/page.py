@@ -21,11 +21,11 @@ import yaml
 from PIL import Image
 
 from extras.report.curves import charts_of, number
-from scripts.command import parser, run_script
 from training.command_line import COMMAND
 from training.config import ConfigError
 from training.files import line_of, read_json
 from training.page import embedded, write_page
+from training.script import parser, run_script
 
 TEMPLATE = Path(__file__).with_name("report.html")
 PATTERNS = ("*.png", "*/*.png", "evaluation/*/*.png")  # where pictures are in a run's folder

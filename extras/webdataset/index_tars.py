@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from extras.webdataset.tar_index import each_shard, put_index
 from extras.webdataset.webdataset import find_shards
-from scripts.command import parser, run_script
+from training.script import parser, run_script
 
 
 def main(typed: list[str] | None = None) -> None:
