@@ -4,6 +4,7 @@ import gc
 import json
 import pickle
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ IMAGES = f"data._target_={EXTENSIONS}.Images train.batch_size=16 data.length=64 
 TWO_PARTS = f"model._target_={EXTENSIONS}.TwoParts"
 DARKENED = f"augment.transform={{_target_: {EXTENSIONS}.darkened, _partial_: true}}"
 STOP = f"+callbacks.stop._target_={EXTENSIONS}.Stop"
+MIXTURE = "data=mix data.weights={one: 1, two: 2} " + " ".join(
+    f"+data@data.parts.{name}=synthetic data.parts.{name}.seed={seed} data.parts.{name}.length={length} "
+    f"data.parts.{name}.image_size=8 data.parts.{name}.test_length=17"
+    for name, seed, length in (("one", 0, 64), ("two", 1, 32))
+)
 
 
 def composed(*texts: str) -> DictConfig:
@@ -75,15 +81,21 @@ def merge_once() -> None:
 merge_once()
 
 
+def complete(settings: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """The settings and the overrides, each key once. Those of data are left out if the overrides choose other data."""
+    if any(text.startswith("data=") for text in overrides):
+        settings = [text for text in settings if not text.startswith("data")]
+    return list({text.partition("=")[0]: text for text in (*settings, *overrides)}.values())
+
+
 def stop(at: int, how: str = "SIGTERM") -> list[str]:
     return [STOP, f"+callbacks.stop.at={at}", f"+callbacks.stop.how={how}"]
 
 
 def train(folder: Path, *texts: str) -> dict[str, Any]:
     """Trains with SMALL and the overrides, and returns the summary."""
-    last_of_each_key = {text.partition("=")[0]: text for text in (*SMALL, *separate(*texts))}
     try:
-        return script.train_model(composed(*last_of_each_key.values()), folder)
+        return script.train_model(composed(*complete(SMALL, separate(*texts))), folder)
     finally:
         gc.freeze()  # the run has unfrozen all objects, and the next run would collect them for longer than it trains
 

@@ -14,10 +14,9 @@ from data.image_table import ImageTable
 from data.mix import mixed
 from data.subset import split
 from loaders import Mixture, Random, WorkerLoader, offers
-from tests.configs import SMALL, differing_weights, stop, train
+from tests.configs import MIXTURE, train
 from tests.data.fakes import write_images, write_table
 from tests.data.reading import assert_equal_batches, read_batch, refused
-from training.stopping import Stopped
 
 ABOUT = {"mean": [0.5] * 3, "std": [0.25] * 3}
 
@@ -108,7 +107,7 @@ def test_a_field_that_a_part_adds_has_none_in_the_rows_of_other_parts():
 
 def test_a_field_that_cannot_be_joined_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr(Named, "read_batch", lambda self, indices, out, random: out.update(name="c"))
-    with refused(r"data.parts.c: read_batch adds 'name', a str, and a mixture needs a list"):
+    with refused("data.parts.c: .*'name'"):
         read_batch(mixed(True, {"c": named}), [0])
 
 
@@ -125,15 +124,15 @@ def test_a_mixture_prepares_new_images_as_the_part_does_whose_test_set_is_used()
 @pytest.mark.parametrize(
     ("parts", "keys", "sentence"),
     [
-        ({}, {}, "data.parts is empty: put /data@data.parts.NAME"),
-        (PARTS, {"weights": {"a": 1}}, "data.weights={'a': 1}: give a number for each of the parts a, b"),
-        (PARTS, {"weights": {"a": 1, "b": 1, "c": 1}}, "for each of the parts a, b"),
-        (PARTS, {"test": "c"}, "data.test=c: use one of a, b"),
+        ({}, {}, "data.parts"),
+        (PARTS, {"weights": {"a": 1}}, "data.weights={'a': 1}"),
+        (PARTS, {"weights": {"a": 1, "b": 1, "c": 1}}, "a, b"),
+        (PARTS, {"test": "c"}, "data.test=c"),
         (PARTS | {"c": lambda train: ChainDataset([])}, {}, "data.parts.c is a stream"),
         (
             PARTS | {"c": partial(arrays, classes="ac")},
             {},
-            "data.parts.c has classes that data.parts.a does not have, c: its classes are a, c",
+            "data.parts.c has classes that data.parts.a does not have, c",
         ),
         (
             PARTS | {"c": partial(arrays, classes="ac")},
@@ -153,24 +152,14 @@ def test_parts_that_do_not_fit_together_are_refused_in_a_sentence(parts, keys, s
         mixed(True, parts, **keys)
 
 
-MIX = "data=mix +data@data.parts.one=synthetic +data@data.parts.two=synthetic data.parts.two.seed=1 " + " ".join(
-    f"data.parts.{name}.length={length} data.parts.{name}.image_size=8 data.parts.{name}.test_length=16"
-    for name, length in (("one", 96), ("two", 32))
-)
-EVEN = MIX + " data.weights={one: 1, two: 1}"
-UNEVEN = MIX + " data.weights={one: 3, two: 1}"
-
-
-def test_a_run_on_a_mixture_resumes_bit_equal_and_its_weights_change_between_epochs_only(tmp_path, monkeypatch):
-    own_keys = [text for text in SMALL if not text.startswith("data.")]
-    monkeypatch.setattr("tests.configs.SMALL", own_keys)
-    whole = train(tmp_path / "whole", EVEN)
-    with pytest.raises(Stopped):
-        train(tmp_path / "part", EVEN, *stop(3))
-    with refused(r"'weights': \[1.0, 1.0\].*'weights': \[3.0, 1.0\]"):
-        train(tmp_path / "part", UNEVEN)
-    assert train(tmp_path / "part", EVEN)["test_loss"] == whole["test_loss"]
-    assert differing_weights(tmp_path / "part", tmp_path / "whole") == []
-    train(tmp_path / "part", UNEVEN, "train.epochs=3")
+def test_the_weights_of_a_mixture_change_between_epochs_only(tmp_path):
+    other = f"{MIXTURE} data.weights={{one: 3, two: 1}}"
+    train(tmp_path, MIXTURE, "train.max_steps=1")
+    with refused(r"'weights': \[1.0, 2.0\].*'weights': \[3.0, 1.0\]"):
+        train(tmp_path, other)
+    train(tmp_path, MIXTURE, "train.epochs=1")
+    train(tmp_path, other)
     with refused(r"sampler: data.weights give the order"):
-        train(tmp_path / "sampled", EVEN, "sampler._target_=torch.utils.data.SubsetRandomSampler +sampler.indices=[0]")
+        train(
+            tmp_path / "sampled", MIXTURE, "sampler._target_=torch.utils.data.SubsetRandomSampler +sampler.indices=[0]"
+        )

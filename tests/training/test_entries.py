@@ -17,21 +17,17 @@ import torch
 from PIL import Image
 
 from data.fashion import TEST_FILES, TRAIN_FILES
-from tests.configs import CONF, FAST
+from tests.configs import CONF, FAST, complete
 from tests.data.fakes import write_images
 from tests.training.conftest import call
 
 SYNTHETIC = [*FAST, "train.max_steps=1", "hydra.run.dir=out", "callbacks/standard=[best]"]
-OWN = [text for text in SYNTHETIC if not text.startswith("data")]  # for another dataset
 BOTH = "01010101"  # labels of eight samples
 
 
 def run(folder, *settings, ends_with=1):
     """Runs train.py, and returns the line of its error, or of its last output."""
-    keys = {text.partition("=")[0] for text in settings}
-    has_data = any(text.startswith("data=") for text in settings)
-    defaults = [text for text in (OWN if has_data else SYNTHETIC) if text.partition("=")[0] not in keys]
-    shown = call(folder, *defaults, *settings, ends_with=ends_with)
+    shown = call(folder, *complete(SYNTHETIC, settings), ends_with=ends_with)
     assert "Traceback" not in shown, shown
     assert len(shown) < 3000, "short enough to be read"
     return shown

@@ -9,33 +9,13 @@ from torch.utils.data import default_collate
 from data.synthetic import Synthetic
 from tests.configs import (
     EXTENSIONS,
-    STOP,
-    TWO_PARTS,
     checkpoint,
     differences,
-    differing_weights,
     steps,
     train,
-    untimed,
 )
-from training.stopping import Stopped
 
 CONSTANT = "schedule=constant"  # another schedule depends on train.max_steps
-STREAM = (
-    f"data._target_={EXTENSIONS}.Stream train.steps_per_epoch=8 train.batch_size=16 loader.streams=2 loader=workers"
-)
-
-
-@pytest.mark.parametrize("settings", ["loader=prefetch loader.num_workers=1", STREAM])
-def test_a_callback_that_looks_at_batches_does_not_move_the_run_nor_its_resume(tmp_path, settings):
-    looks = f"{CONSTANT} {settings} +callbacks.looks._target_={EXTENSIONS}.Looks"
-    train(tmp_path / "whole", CONSTANT, settings)
-    train(tmp_path / "looks", looks, "train.max_steps=6")
-    train(tmp_path / "looks", looks)
-    ours, whole = (checkpoint(tmp_path / name) for name in ("looks", "whole"))
-    assert differences(ours["model"], whole["model"]) == differences(ours["loader"], whole["loader"]) == []
-    losses = [[line["loss"] for line in steps(tmp_path / name) if line["step"] > 6] for name in ("looks", "whole")]
-    assert losses[0] == losses[1]
 
 
 class Reads:
@@ -91,31 +71,6 @@ def test_workers_get_the_attributes_of_a_dataset_that_a_callback_has_changed(tmp
     raises = f"data._target_={__name__}.Levelled +callbacks.raises._target_={__name__}.Raises"
     train(tmp_path, raises, "loader=workers loader.num_workers=1 train.epochs=3 data.length=64")
     assert Raises.seen == [1, 1, 2, 2, 3, 3]
-
-
-def test_a_resume_trains_what_was_unfrozen(tmp_path):
-    thaws = f"{CONSTANT} {TWO_PARTS} +callbacks.thaws._target_={EXTENSIONS}.Thaws"
-    train(tmp_path / "whole", thaws)
-    for limit in ("10", "16"):
-        train(tmp_path / "parts", thaws, f"train.max_steps={limit}")
-    assert differing_weights(tmp_path / "parts", tmp_path / "whole") == []
-
-
-@pytest.mark.parametrize(
-    "schedule", ["constant", "constant schedule.every=step", "step schedule.step_size=1", "cosine"]
-)
-def test_a_learning_rate_that_a_callback_has_set_is_that_of_a_resume(tmp_path, schedule):
-    plateau = (
-        f"+callbacks.plateau._target_={EXTENSIONS}.Plateau schedule={schedule} train.epochs=4 train.log_interval=1"
-    )
-    train(tmp_path / "whole", plateau)
-    for limit in (8, 13, 17):  # at the end of an epoch, and within one
-        with pytest.raises(Stopped):
-            train(tmp_path / "parts", plateau, STOP, f"+callbacks.stop.at={limit} +callbacks.stop.how=SIGTERM")
-    train(tmp_path / "parts", plateau)
-    ours, whole = (untimed(tmp_path / name) for name in ("parts", "whole"))
-    assert ours == whole
-    assert differences(checkpoint(tmp_path / "parts")["model"], checkpoint(tmp_path / "whole")["model"]) == []
 
 
 def test_a_learning_rate_of_the_command_line_replaces_that_of_a_callback(tmp_path):

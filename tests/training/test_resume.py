@@ -1,5 +1,17 @@
-"""A run that stops anywhere, in any way, and goes on with any loader, ends with the bits of one that did not stop."""
+"""A run that stops anywhere, in any way, and goes on with any loader, ends with the bits of one that did not stop.
 
+A run is a sequence of starts. Each ends by a signal, an error, a kill or a full disk. Between them the loader and
+other settings change, callbacks look at batches, the run moves to another folder, and evaluate.py reads it.
+"""
+
+import importlib
+import os
+import resource
+import signal
+import sys
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -9,7 +21,23 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from tests.configs import EXTENSIONS, IMAGES, STOP, TWO_PARTS, checkpoint, differences, logged, train, untimed
+from data.errors import DataError
+from loaders import MachineFull
+from tests.configs import (
+    DARKENED,
+    EXTENSIONS,
+    IMAGES,
+    MIXTURE,
+    STOP,
+    TWO_PARTS,
+    checkpoint,
+    differences,
+    logged,
+    metrics,
+    train,
+    untimed,
+)
+from tests.forks import ROOT
 from tests.training.extensions import Images, Stop
 from training.stopping import Stopped
 
@@ -27,32 +55,61 @@ class Centred(nn.Module):
         return functional.cross_entropy(outputs - self.centre, labels)
 
 
+PLATEAU = f"+callbacks.plateau._target_={EXTENSIONS}.Plateau train.epochs=4 train.log_interval=1"
 CONFIGS = {
+    "six steps": "data.length=96 data.test_length=16 train.log_interval=2 train.clip_norm=1",
     "batch norm": "model=small_cnn model.width=2 data.length=128",
     "ema, accumulate, clip": f"{TWO_PARTS} callbacks.ema.decay=0.9 train.accumulate=3 train.clip_norm=1 "
     "schedule=one_cycle",
     "bf16": "train.precision=bf16 optim=adamw schedule=step schedule.step_size=1",
     "fp16, clip": "train.precision=fp16 train.clip_norm=1",
     "val split, mixup, erase": "data.val_fraction=0.25 augment.mixup=0.2 augment.erase=0.5 train.epochs=3",
+    "a transform of batches": DARKENED,
     "two optimizers": f"{TWO_PARTS} trainer._target_={EXTENSIONS}.Alternating train.max_steps=13",
     "modules beside the network": f"trainer._target_={EXTENSIONS}.Beside task.metric=loss",
     "states of parts": f"task.loss={{_target_: {__name__}.Centred}} optim._target_={EXTENSIONS}.Signs "
     f"+callbacks.spy._target_={EXTENSIONS}.Spy",
+    "mixture": MIXTURE,
     "batch sampler": f"batch_sampler._target_={EXTENSIONS}.Pairs train.last_batch=keep data.length=32",
     "what callbacks change": f"{TWO_PARTS} schedule=step schedule.step_size=1 train.epochs=3 "
     f"+callbacks.plateau._target_={EXTENSIONS}.Plateau +callbacks.thaws._target_={EXTENSIONS}.Thaws",
+    "a rate that a callback sets": f"{PLATEAU} schedule=constant",
+    "a rate that a callback sets, each step": f"{PLATEAU} schedule=constant schedule.every=step",
+    "a rate that a callback sets, cosine": f"{PLATEAU} schedule=cosine",
     "stream": f"data._target_={EXTENSIONS}.Stream train.steps_per_epoch=9 train.batch_size=16 loader.streams=4 "
     "loader.shuffle_buffer=20",
 }
-HOW = ["SIGTERM", "SIGINT", "error", "evaluation"]
-LOADERS = ["torch 0", "torch 1", "workers 0", "workers 2", "prefetch 1", "threads 2", "resident 0"]
+CHANGES = [
+    *("", "torch 1", "workers 0", "workers 2", "prefetch 1", "threads 2", "resident 0"),
+    "train.checkpoint_every=1",
+    "train.keep_checkpoints=1 train.checkpoint_every=2",
+    f"+callbacks.looks._target_={EXTENSIONS}.Looks",
+]
 
 
-def loader(config, name):
-    kind, workers = name.split()
-    if config == "stream" or (config == "batch sampler" and kind == "resident"):
-        kind = "workers"
-    return f"loader={kind} loader.num_workers={workers}"
+@dataclass
+class Start:
+    """A start of the run: how it ends, after how many steps, with which change, and in which folder it goes on.
+
+    how: "KILL A FILE" is a SIGKILL before change number `at` of the run's files, such as a rename.
+    change: a loader and its workers, or settings.
+    """
+
+    how: str
+    at: int
+    change: str = ""
+    moves: bool = False
+    evaluates: bool = False  # afterwards
+
+
+def settings_of(config, change):
+    name, _, workers = change.partition(" ")
+    overrides = [CONFIGS[config], STOP, "train.checkpoint_every=4"]
+    if not workers.isdigit():
+        name, workers, overrides = "torch", "0", [*overrides, change]
+    if config == "stream" or (config == "batch sampler" and name == "resident"):
+        name = "workers"
+    return [*overrides, f"loader={name} loader.num_workers={workers}"]
 
 
 @pytest.fixture(scope="module")
@@ -62,66 +119,181 @@ def whole(tmp_path_factory):
     @cache
     def trained(config):
         folder = tmp_path_factory.mktemp("whole")
-        train(folder, CONFIGS[config], STOP, loader(config, "torch 0"))
+        train(folder, CONFIGS[config], STOP, settings_of(config, "")[-1])
         return folder
 
     return trained
 
 
-def check_resume(folder, undisturbed, config, stops, loaders):
-    overrides = f"{CONFIGS[config]} {STOP} train.checkpoint_every=4"
-    for stop, name in zip(stops, loaders, strict=False):
-        step, how = stop.split()
-        Stop.at = int(step)
-        Stop.how = how
+@contextmanager
+def full_disk(is_full):
+    """In the block no file may become larger than a checkpoint's first part."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if is_full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def kill_at_change(folder, number):
+    """Kills this process before change `number` of the files in the folder."""
+
+    def look(event, arguments):
+        nonlocal number
+        is_change = event in ("os.rename", "os.remove", "os.symlink", "os.link", "os.mkdir")
+        is_change |= event == "open" and bool(set(str(arguments[1])) & set("wax"))
+        if is_change and any(str(argument).startswith(str(folder)) for argument in arguments):
+            number -= 1
+            if number == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(look)
+
+
+def train_and_be_killed(start, folder, *settings):
+    """Trains in a forked child. If it is not killed, it finishes the run."""
+    child = os.fork()
+    if child:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in (0, -signal.SIGKILL), f"the killed run has failed, see its traceback: {start}"
+        return
+    try:
+        if start.how == "KILL A FILE":
+            Stop.at = 0
+            kill_at_change(folder, start.at)
+        train(folder, *settings)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def check_evaluation(folder):
+    """Evaluates the best checkpoint, with the scores that the run had then, if it evaluated it."""
+    if not (newest(folder) and (ROOT / "extras" / "finished").exists()):
+        return
+    result = importlib.import_module("extras.finished.evaluate").main([str(folder)])
+    for line in metrics(folder) if (folder / "metrics.jsonl").exists() else []:  # it may be killed before
+        if line["step"] == result["step"] and "test_loss" in line:
+            assert abs(line["test_loss"] - result["loss"]) < 1e-5
+
+
+def newest(folder):
+    """The step of the newest checkpoint, 0 if there is none."""
+    return max((int(path.stem[5:]) for path in folder.glob("checkpoints/step-*.pt")), default=0)
+
+
+def check_sequence(root, undisturbed, config, starts, last=""):
+    """last: the change with which the run is finished."""
+    folder = root / "0"
+    earlier = []
+    lags = False  # whether last.pt may be older than the newest checkpoint, as a kill came between the two
+    for number, start in enumerate(starts):
+        saved = newest(folder)
+        if start.moves and saved:
+            earlier = [f"train.resume={folder}"]
+            folder = root / str(number + 1)
+            lags = False
+        Stop.at, Stop.how = (0, "") if start.how == "full disk" else (start.at, start.how)
+        overrides = settings_of(config, start.change)
         try:
-            train(folder, overrides, loader(config, name))
+            with full_disk(start.how == "full disk"):
+                if "KILL" in start.how:
+                    train_and_be_killed(start, folder, *overrides, *earlier)
+                else:
+                    train(folder, *overrides, *earlier)
         except Stopped:
-            assert how.startswith("SIG") and checkpoint(folder)["step"] == int(step), "a signal loses no step"
-        except ZeroDivisionError:
-            newest = max((int(path.stem[5:]) for path in folder.glob("checkpoints/step-*.pt")), default=0)
-            assert newest >= int(step) - 4, "an error loses few steps"
-    Stop.at = 0
-    train(folder, overrides, loader(config, loaders[len(stops)]))
-    resumed = checkpoint(folder)
+            assert newest(folder) == start.at, "a signal loses no step"
+        except ZeroDivisionError:  # like a kill, it saves nothing
+            assert newest(folder) >= start.at - 4 or folder.name != "0", "an error loses few steps"
+        except DataError as error:
+            assert "could not be written" in str(error) and newest(folder) in (0, saved)
+        except MachineFull:  # a worker needs room, too
+            assert start.how == "full disk"
+        Stop.at = 0
+        Stop.how = ""
+        lags = start.how == "KILL A FILE" or (lags and newest(folder) == saved)
+        has_last = (folder / "checkpoints" / "last.pt").is_symlink()
+        step = checkpoint(folder)["step"] if has_last else 0
+        assert step == newest(folder) or (step < newest(folder) and lags)
+        if start.evaluates:
+            check_evaluation(folder)
+    train(folder, *settings_of(config, last), *earlier)
+    ours = checkpoint(folder)
     whole = checkpoint(undisturbed)
-    del resumed["config"], whole["config"]
-    assert differences(resumed, whole) == []
-    assert untimed(folder) == untimed(undisturbed)
-    assert checkpoint(folder, "best")["step"] == checkpoint(undisturbed, "best")["step"]
+    del ours["config"], whole["config"]
+    assert differences(ours, whole) == []
+    lines = untimed(folder)
+    assert lines == untimed(undisturbed)[-len(lines) :] and (earlier or lines[0]["step"] == 1)
+    assert earlier or checkpoint(folder, "best")["step"] == checkpoint(undisturbed, "best")["step"]
+
+
+LOOKS = CHANGES[-1]
 
 
 @pytest.mark.parametrize(
-    ("config", "stops", "loaders"),
+    ("config", "stops", "changes"),
     [
         ("batch norm", "3 SIGTERM, 5 SIGINT", "workers 2, torch 0, threads 2"),
         ("ema, accumulate, clip", "5 SIGTERM, 13 error", "torch 0, prefetch 1, workers 0"),
         ("bf16", "8 evaluation", "torch 1, workers 0"),
         ("fp16, clip", "7 SIGINT, 16 SIGTERM", "torch 0, torch 0, workers 0"),
         ("val split, mixup, erase", "6 error, 14 SIGTERM", "workers 0, resident 0, workers 0"),
+        ("a transform of batches", "5 SIGTERM", "prefetch 1, prefetch 1"),
         ("two optimizers", "8 SIGINT, 13 SIGTERM", "torch 0, workers 0, torch 0"),
         ("modules beside the network", "11 SIGTERM", "torch 0, workers 0"),
         ("states of parts", "5 SIGTERM, 10 error", "torch 0, workers 0, torch 0"),
+        ("mixture", "2 SIGTERM", "torch 0, workers 1"),
         ("batch sampler", "5 SIGINT", "workers 0, workers 2"),
         ("what callbacks change", "3 SIGINT, 8 SIGTERM, 13 error", "torch 0, workers 0, torch 0, workers 1"),
+        ("a rate that a callback sets", "8 SIGTERM, 13 SIGTERM, 17 SIGTERM", ", , , "),
+        ("a rate that a callback sets, each step", "8 SIGTERM, 13 SIGTERM", ", , "),
+        ("a rate that a callback sets, cosine", "8 SIGTERM, 13 SIGTERM", ", , "),
         ("stream", "5 SIGTERM, 12 error", "workers 2, workers 0, workers 1"),
+        ("stream", "6 SIGTERM", f"{LOOKS}, {LOOKS}"),
     ],
 )
-def test_a_run_that_stops_is_resumed_to_the_same_bits(tmp_path, whole, config, stops, loaders):
-    check_resume(tmp_path, whole(config), config, stops.split(", "), loaders.split(", "))
+def test_a_run_that_stops_is_resumed_to_the_same_bits(tmp_path, whole, config, stops, changes):
+    *changes, last = changes.split(", ")
+    starts = []
+    for stop, change in zip(stops.split(", "), changes, strict=True):
+        step, how = stop.split()
+        starts.append(Start(how, int(step), change))
+    check_sequence(tmp_path, whole(config), config, starts, last)
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        [Start("SIGTERM", 2, LOOKS), Start("error", 5, "workers 1", moves=True)],
+        [Start("full disk", 1, CHANGES[-3]), Start("evaluation", 3, CHANGES[-2])],
+        [Start("KILL A FILE", 9, CHANGES[-3], evaluates=True), Start("SIGKILL", 4, "workers 1", True, True)],
+    ],
+)
+def test_a_run_that_is_killed_moved_and_looked_at_ends_with_the_same_bits(tmp_path, whole, starts):
+    check_sequence(tmp_path, whole("six steps"), "six steps", starts)
+
+
+HOW = st.sampled_from(["SIGTERM", "SIGINT", "SIGKILL", "error", "evaluation"])
+ENDS = st.tuples(HOW, st.integers(1, 16)) | st.tuples(st.just("KILL A FILE"), st.integers(1, 30))
+ENDS |= st.just(("full disk", 0))
+CHANGE = st.sampled_from(CHANGES)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-@settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.timeout(3600)
+@settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(
-    config=st.sampled_from(list(CONFIGS)),
-    stops=st.lists(st.tuples(st.integers(1, 16), st.sampled_from(HOW)), max_size=4),
-    loaders=st.lists(st.sampled_from(LOADERS), min_size=5, max_size=5),
+    config=st.sampled_from(list(CONFIGS)) | st.just("six steps"),
+    starts=st.lists(st.tuples(ENDS, CHANGE, st.booleans(), st.booleans()), max_size=4),
+    last=CHANGE,
 )
-def test_a_run_that_stops_anywhere_is_resumed_to_the_same_bits(tmp_path_factory, whole, config, stops, loaders):
-    texts = [f"{step} {how}" for step, how in sorted(stops)]
-    check_resume(tmp_path_factory.mktemp("stopped"), whole(config), config, texts, loaders)
+def test_a_run_that_ends_anywhere_is_resumed_to_the_same_bits(tmp_path_factory, whole, config, starts, last):
+    starts = [Start(*ends, *rest) for ends, *rest in starts]
+    check_sequence(tmp_path_factory.mktemp("stopped"), whole(config), config, starts, last)
 
 
 def test_max_steps_below_what_was_done_trains_nothing_and_is_named(tmp_path, caplog):

@@ -14,9 +14,11 @@ from data.images.cache import END, RECORD
 from tests.configs import (
     CONF,
     EXTENSIONS,
+    MIXTURE,
     SMALL,
     TWO_PARTS,
     checkpoint,
+    complete,
     differing_weights,
     metrics,
     separate,
@@ -55,12 +57,8 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         self.out = folder / "out"
         self.text = ""
-        settings = separate(*SMALL, OURS)
-        if any(text.startswith("data=") for text in overrides):
-            settings = [text for text in settings if not text.startswith("data.")]
-        every = *settings, f"hydra.run.dir={self.out}", *separate(*overrides)
-        given = {text.partition("=")[0]: text for text in every}
-        command = [CONF.parent / "train.py", *(text for text in given.values() if text != "hydra.run.dir=")]
+        given = complete(separate(*SMALL, OURS), separate(f"hydra.run.dir={self.out}", *overrides))
+        command = [CONF.parent / "train.py", *(text for text in given if text != "hydra.run.dir=")]
         torchrun = ["-c", TORCHRUN, restarts, id] if processes == 2 else []
         environment = {**os.environ, "PYTHONPATH": str(CONF.parent)}
         self.program = python.start(*torchrun, *command, env=environment, cwd=folder)
@@ -181,17 +179,10 @@ def write_table(folder):
     return f"data=image_table data.table={folder}/table.csv data.split=part data.image_size=8"
 
 
-MIX = (
-    "data=mix +data@data.parts.one=synthetic +data@data.parts.two=synthetic data.parts.two.seed=1 "
-    "data.parts.one.length=64 data.parts.one.image_size=8 data.parts.one.test_length=17 "
-    "data.parts.two.length=32 data.parts.two.image_size=8 data.parts.two.test_length=17 data.weights={one: 1, two: 2}"
-)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["image_table", "mix", "ram", "disk"])
 def test_two_processes_read_a_table_a_mixture_and_a_cache_as_one_does_and_resume(python, tmp_path, kind):
-    data = MIX if kind == "mix" else write_table(tmp_path)
+    data = MIXTURE if kind == "mix" else write_table(tmp_path)
     if kind in ("ram", "disk"):
         data += f" data.cache={kind} data.cache_dir={tmp_path}/cache"
     whole = Run(python, tmp_path / "whole", data).finish()

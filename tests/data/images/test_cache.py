@@ -16,11 +16,10 @@ from data.image_folder import ImageFolder
 from data.images.cache import END, RECORD
 from data.images.decoding import whole
 from loaders import WorkerLoader
-from tests.configs import composed, differing_weights, stop
+from tests.configs import differing_weights, stop, train
 from tests.data.contract import FileDataset, mirrored
 from tests.data.fakes import noise
 from tests.data.reading import refused
-from train import train_model
 from training.stopping import Stopped
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -278,25 +277,24 @@ def test_pixels_that_were_damaged_in_the_cache_are_not_used(make, images):
 
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped_with_and_without_what_was_stored(images, tmp_path):
     cached = (
-        f"data=image_folder data.root={images} data.image_size=16 data.cache_side=30 model=linear "
-        "train.batch_size=4 train.epochs=2 train.warmup_epochs=0 callbacks/standard=[best] data.cache=disk "
-        f"data.cache_dir={tmp_path / 'cache'} loader=workers device=cpu"
+        f"data=image_folder data.root={images} data.image_size=16 data.cache_side=30 train.batch_size=4 "
+        f"data.cache=disk data.cache_dir={tmp_path / 'cache'} loader=workers"
     )
-    train_model(composed(cached, "loader.num_workers=2"), tmp_path / "whole")
+    train(tmp_path / "whole", cached, "loader.num_workers=2")
     with pytest.raises(Stopped):
-        train_model(composed(cached, *stop(4), "loader.num_workers=1"), tmp_path / "stopped")
+        train(tmp_path / "stopped", cached, *stop(4), "loader.num_workers=1")
     for file in (tmp_path / "cache").iterdir():
         file.unlink()
-    train_model(composed(cached, "loader.num_workers=0"), tmp_path / "stopped")
+    train(tmp_path / "stopped", cached)
     assert differing_weights(tmp_path / "stopped", tmp_path / "whole") == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"cache": "yes"}, "data.cache=yes: use one of ram, disk"),
-        ({"cache_side": 0}, "data.cache_side=0 must be a whole number, at least 1"),
-        ({"cache_dir": "/proc/none"}, "data.cache=disk: /proc/none cannot be used .*; set data.cache_dir to a folder"),
+        ({"cache": "yes"}, "data.cache=yes"),
+        ({"cache_side": 0}, "data.cache_side=0"),
+        ({"cache_dir": "/proc/none"}, "data.cache=disk: /proc/none .*data.cache_dir"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_a_sentence(images, arguments, words):
