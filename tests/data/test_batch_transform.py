@@ -63,7 +63,7 @@ def test_labels_go_where_they_are_taken_and_the_batch_is_never_changed():
     "step", [lambda images: images[:3], lambda images: None, lambda images: (images * 255).byte()]
 )
 def test_what_is_not_a_batch_of_images_is_a_sentence(step):
-    with refused(r"augment.transform: <lambda> returned .* the 6 images, floats \(B, C"):
+    with refused(r"augment.transform: <lambda> .*\b6 images"):
         made(step)
 
 

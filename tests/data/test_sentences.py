@@ -35,19 +35,18 @@ def resident(**settings):
     ("make", "arguments", "sentence"),
     [
         (arrays, {"images": np.zeros((2, 5, 4, 3))}, "uint8 of shape"),
-        (arrays, {"labels": np.array([1])}, "2 images need labels of shape (2,)"),
+        (arrays, {"labels": np.array([1])}, "labels of shape (2,)"),
         (arrays, {"labels": [0.5, 1.0]}, "labels of shape (2,), integers, not float64 (2,)"),
-        (arrays, {"pad": 4}, "data.pad=4 must be 0 to 3"),
-        (resident, {"transform": ["crop", "rand"]}, "data.transform has functions of single images"),
-        (normalize, {"image": torch.zeros(2, 4, 4, 3)}, "needs uint8 images of shape (B, H, W, 3)"),
+        (arrays, {"pad": 4}, "data.pad=4"),
+        (resident, {"transform": ["crop", "rand"]}, "data.transform"),
+        (normalize, {"image": torch.zeros(2, 4, 4, 3)}, "uint8 images of shape (B, H, W, 3)"),
         (Synthetic, {"cost_ms": -1}, "data.cost_ms=-1"),
-        (Synthetic, {"length": 1e8}, "data.length=100000000.0 must be a whole number"),
-        (Synthetic, {"cost": "nativ"}, "data.cost=nativ: use one of python, native, wait"),
-        (ImageFolder, {}, "data.root is not set"),
-        (ImageFolder, {"image_size": "large"}, "data.image_size=large must be a whole number, at least 1"),
-        (ImageFolder, {"min_area": 0}, "data.min_area=0: give a number above 0 to 1"),
-        (ImageFolder, {"transform": ["trival"]}, "data.transform=trival: give a list of crop, center_crop, flip"),
-        (ImageFolder, {"decoder": "jpeg"}, "data.decoder=jpeg: use one of auto, nvimgcodec, torchvision, pillow"),
+        (Synthetic, {"length": 1e8}, "data.length=100000000.0"),
+        (Synthetic, {"cost": "nativ"}, "data.cost=nativ"),
+        (ImageFolder, {}, "data.root"),
+        (ImageFolder, {"image_size": "large"}, "data.image_size=large"),
+        (ImageFolder, {"min_area": 0}, "data.min_area=0"),
+        (ImageFolder, {"decoder": "jpeg"}, "data.decoder=jpeg"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_with_its_key(make, arguments, sentence):
@@ -59,7 +58,7 @@ def test_a_setting_that_cannot_work_is_refused_with_its_key(make, arguments, sen
 @pytest.mark.parametrize(
     ("spoil", "train", "sentence"),
     [
-        (shutil.rmtree, True, "ROOT is not a folder; images must have the layout"),
+        (shutil.rmtree, True, "ROOT is not a folder"),
         (lambda root: [shutil.rmtree(folder) for folder in root.glob("train/*")], True, "no class folders"),
         (lambda root: (root / "train" / "owl").mkdir(), True, "ROOT/train/owl has no images"),
         (lambda root: (root / "val" / "owl").mkdir(), False, "ROOT/val/owl is a class that ROOT/train does not have"),
@@ -76,6 +75,5 @@ def test_a_wrong_folder_is_named(tmp_path, spoil, train, sentence):
 def test_a_damaged_or_missing_file_of_the_shipped_images_is_named_with_the_way_to_restore_it(tmp_path, spoil):
     folder = shutil.copytree(EMBEDDED, tmp_path / "embedded")
     spoil(folder / "train-images-idx3-ubyte.xz")
-    remedy = "leave out data.root, and restore the files with `git checkout -- data/embedded`"
-    with refused(rf"train-images-idx3-ubyte.xz cannot be read .*; {remedy}"):
+    with refused(r"train-images-idx3-ubyte.xz .*git checkout -- data/embedded"):
         FashionMini(train=True, root=folder)

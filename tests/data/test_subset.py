@@ -78,7 +78,7 @@ def test_a_subset_has_every_optional_method_of_its_dataset_for_its_samples_and_n
         assert plain.note == "plain" and [plain[0], plain[1]] == [1, 5]
         some.will_read(np.array([1]))
         assert some.dataset.dataset.asked == [5]
-        with pytest.raises(AttributeError, match=r"row_of\(\), as it may take an index: call dataset\.row_of"):
+        with pytest.raises(AttributeError, match=r"row_of\(\).*dataset\.row_of"):
             some.row_of(0)
     for name in ("path", "prepare", "will_read", "without_augmentation"):
         assert not hasattr(Subset([1, 2, 3], np.array([0])), name)
@@ -243,7 +243,7 @@ def test_a_sketch_counts_the_samples_that_two_sets_share(first, second, shared):
 
 @pytest.mark.parametrize(("samples", "fraction"), [(1, 0.5), (9, 1.0), (9, -0.1)])
 def test_a_split_that_leaves_no_samples_is_refused(samples, fraction):
-    with refused(rf"data.val_fraction={fraction} of {samples} samples: "):
+    with refused(rf"data.val_fraction={fraction}.*\b{samples}\b"):
         split([7] * samples, fraction)
 
 
@@ -276,7 +276,7 @@ class TurnsItOff:
 
 @pytest.mark.parametrize("result", [None, "self"])
 def test_without_augmentation_returns_another_dataset(result):
-    with refused("without_augmentation.*return another dataset"):
+    with refused("without_augmentation"):
         split(TurnsItOff(result), 0.5)
 
 

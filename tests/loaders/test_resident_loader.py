@@ -102,7 +102,7 @@ def test_an_augmentation_of_ones_own_takes_the_place_of_the_datasets(make):
 def test_arrays_of_another_length_are_refused(make):
     dataset = Arrays(6)
     dataset.arrays = lambda: {"value": np.zeros((5, 2))}
-    with pytest.raises(ValueError, match=r"Arrays.arrays\(\) has 'value' of shape \(5, 2\), and Arrays has 6 samples"):
+    with pytest.raises(ValueError, match=r"Arrays.arrays\(\) .*'value' .*\(5, 2\).*\b6\b"):
         iter(make(dataset))
 
 
@@ -171,7 +171,7 @@ def test_indices_that_a_sampler_gives_are_those_of_the_dataset(make):
     iterator = iter(make(Arrays(6), batch_sampler=batches, batch_size=1, augment=False, shuffle=False))
     assert [next(iterator)["value"].tolist() for _ in range(2)] == [[50, 0], [20, 0]]
     for number in (6, 0.5):
-        with pytest.raises(IndexError, match=f"the sampler gave .{number}., and there are 6 samples"):
+        with pytest.raises(IndexError, match=rf"\[{number}\].*\b6\b"):
             next(iterator)
     assert next(iterator)["value"].tolist() == [30]
 
@@ -183,9 +183,7 @@ def test_a_set_that_does_not_fit_is_refused_with_both_sizes_before_it_is_read(ma
     dataset = Counted(20_000)  # a sample takes 6 + 8 bytes
     free = 200_000
     monkeypatch.setattr(Accelerator, "free_bytes", lambda self: free)
-    with pytest.raises(
-        MachineFull, match=r"needs 0.3 MB on cpu for 20,000 samples, and 0.2 MB are free: use loader=pre"
-    ):
+    with pytest.raises(MachineFull, match=r"0.3 MB on cpu for 20,000 samples.*0.2 MB.*loader=prefetch"):
         iter(make(dataset))
     assert sum(dataset.reads) == module.READ_AT_ONCE
     free = 10 * 14

@@ -13,7 +13,7 @@ from training.metrics import Means
 
 def test_samples_of_a_type_that_no_batch_has_are_told_what_to_return():
     dataset = [(Image.new("RGB", (8, 8)), 0)] * 2
-    with refused(r"found <class 'PIL.*: return tensors, arrays or numbers from __getitem__"):
+    with refused(r"PIL.*__getitem__"):
         read_first(dataset, None)
 
 

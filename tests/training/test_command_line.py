@@ -32,7 +32,6 @@ ROOT = CONF.parent
         ("", "''|empty|override"),
         ("=3", "=3: there is no key"),
         ("optim.lr=~nobody", "optim.lr=~nobody"),
-        ("data=image_folder data.root=/no/such/folder", "/no/such/folder"),
         ("train.batch_size=20000", "^error: train.batch_size=20000.*\n$"),
         ("train.resume=nowhere", "nowhere"),
         ("data=image_folder data.root=/no/a=b", re.escape(shlex.quote("data.root='/no/a=b'"))),

@@ -41,9 +41,7 @@ def trained(tmp_path_factory):
 def test_a_test_set_in_another_order_is_compared_by_name_and_one_with_other_classes_is_refused(tmp_path):
     assert run(tmp_path / "a", "apple,berry", "+data.test_names=[Berry,APPLE]")["test_accuracy"] == 1
     assert run(tmp_path / "b", "apple,berry,cherry", "+data.test_names=[Berry]")["test_accuracy"] == 1
-    with refused(
-        "the test set has classes that the training set does not have, plum: .* Berry, plum, .* apple, berry;"
-    ):
+    with refused("test set .*plum: .* Berry, plum, .* apple, berry;"):
         run(tmp_path / "c", "apple,berry", "+data.test_names=[Berry,plum]")
 
 
@@ -53,9 +51,7 @@ def test_a_resume_keeps_the_numbers_of_the_checkpoint_or_names_the_renamed_class
     resume = f"train.resume={trained}/checkpoints/last.pt"
     assert run(folder, "Berry,Apple", resume, "train.epochs=9", "optim.lr=0")["test_accuracy"] == 1
     assert checkpoint(folder)["classes"] == ["apple", "berry"]
-    with refused(
-        "the training set has classes that the network does not have, plum: .* apple, plum, .* apple, berry;"
-    ):
+    with refused("training set .*plum: .* apple, plum, .* apple, berry;"):
         run(tmp_path / "other", "apple,plum", resume, "train.epochs=9")
 
 

@@ -69,9 +69,9 @@ def test_balanced_weights_count_no_ignored_label_and_reach_the_loss():
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        (BCELoss(), "task.loss is BCELoss, which does not get them: use one of CrossEntropyLoss"),
+        (BCELoss(), "task.loss is BCELoss.*CrossEntropyLoss"),
         (functional.cross_entropy, "task.loss is function"),
-        (MultiMarginLoss(weight=torch.ones(3)), "the `weight` of MultiMarginLoss in task.loss are set: remove one"),
+        (MultiMarginLoss(weight=torch.ones(3)), "`weight` of MultiMarginLoss in task.loss"),
     ],
 )
 def test_class_weights_that_the_loss_would_not_get_are_a_sentence(loss, said):

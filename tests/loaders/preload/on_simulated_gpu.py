@@ -64,7 +64,7 @@ def test_the_second_device_is_served_while_the_first_is_current():
 def test_a_device_without_a_number_is_the_current_one_and_others_have_to_exist():
     with streams.device(1):
         assert Preloader([], "sim").device == torch.device("sim:1")
-    with pytest.raises(RuntimeError, match="device='sim:2', but torch finds 2 SIM devices here: use a number below 2"):
+    with pytest.raises(RuntimeError, match="device='sim:2'"):
         chosen_device("sim:2")
     assert Accelerator("sim:1").has_streams
 

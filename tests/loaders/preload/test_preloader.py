@@ -92,7 +92,7 @@ def test_set_epoch_reaches_the_sampler_within_a_stock_dataloaders_batch_sampler(
 
 def test_a_depth_and_a_device_that_make_no_sense_are_refused_in_words(make):
     for depth in (-1, 1.5, "2", None, True):
-        with pytest.raises(ValueError, match="give the number of batches to prepare ahead"):
+        with pytest.raises(ValueError, match="depth="):
             make([], depth)
     for device, words in (("gpu", "device type .*: gpu"), ("cuda:99", "device='cuda:99'.*use .*'cpu'|a number below")):
         with pytest.raises(RuntimeError, match=words):

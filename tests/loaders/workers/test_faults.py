@@ -94,9 +94,7 @@ def die(worker):
 def test_a_worker_init_fn_that_kills_is_an_error_that_says_where():
     with (
         loader_over(Noisy(48), worker_init_fn=die) as loader,
-        pytest.raises(
-            WorkerFailure, match=r"killed by signal: Killed.*before reading a sample, perhaps in worker_init_fn"
-        ),
+        pytest.raises(WorkerFailure, match=r"killed by signal: Killed.*worker_init_fn"),
     ):
         next(iter(loader))
 
@@ -138,7 +136,7 @@ def test_a_machine_that_is_full_for_a_while_costs_no_batch_and_no_position(descr
     with loader_over(Noisy(48), shuffle=False) as loader:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         descriptors_left(7)  # enough for the first worker, and not for the second
-        with pytest.raises(MachineFull, match=r"starting a worker process failed: too many open files: .*ulimit -n"):
+        with pytest.raises(MachineFull, match=r"too many open files: .*ulimit -n"):
             iter(loader)
         assert loader.state_dict()["epoch"] == 0
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

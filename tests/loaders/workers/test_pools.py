@@ -80,7 +80,7 @@ def test_a_worker_without_descriptors_gets_an_error_in_words():
 
     with (
         WorkerLoader(Written(4), 2, num_workers=1, seed=0, worker_init_fn=leave_none) as loader,
-        pytest.raises(RuntimeError, match="receiving the memory for batches failed: too many open files"),
+        pytest.raises(RuntimeError, match="too many open files"),
     ):
         next(loader)
 
@@ -96,7 +96,7 @@ def test_a_thread_that_takes_longer_than_the_timeout_is_an_error(where):
     settings = {"num_workers": 1, "worker_method": "thread", "timeout": 0.01, "worker_init_fn": init_fn}
     loader = WorkerLoader(dataset, 8, **settings)
     iterator = iter(loader)
-    with pytest.raises(WorkerFailure, match=r"timed out after 0\.01 seconds\. A thread cannot be restarted"):
+    with pytest.raises(WorkerFailure, match=r"0\.01 seconds.* thread"):
         next(iterator)
     dataset.go.set()
     go.set()
