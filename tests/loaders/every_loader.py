@@ -13,7 +13,7 @@ from typing import Any
 from example_datasets import Numbers
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaders import Preloader, ResidentLoader, TorchLoader, WorkerLoader
+from loaders import Mixture, Preloader, ResidentLoader, RolloverBatches, TorchLoader, WorkerLoader
 from loaders.order import Order
 
 LENGTH = 18  # five batches, the last with two samples; six batches from two streams
@@ -47,6 +47,21 @@ def streamed(epoch, length=LENGTH, batch_size=BATCH_SIZE, drop_last=False, **_):
         if drop_last and len(rows) % batch_size:
             parts[-1].pop()
     return [batch for turn in zip_longest(*parts) for batch in turn if batch]
+
+
+MIXED = Mixture((13, 5), (0.7, 0.3))  # of LENGTH samples
+
+
+def rolling(epoch=0):
+    sampler = RolloverBatches(LENGTH, BATCH_SIZE, 3)
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+ORDERS = {  # what may make the order in place of `shuffle`: the settings, and the batches of an epoch
+    "mixture": (lambda: {"sampler": MIXED}, lambda epoch: ordered(epoch, shuffle=False, mixture=MIXED)),
+    "batch sampler": (lambda: {"batch_sampler": rolling(), "batch_size": 1}, lambda epoch: list(rolling(epoch))),
+}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from every_loader import BATCH_SIZE, LENGTH, LOADERS, Streamed, make, ordered, saved
+from every_loader import BATCH_SIZE, LENGTH, LOADERS, ORDERS, Streamed, make, ordered, saved
 from example_datasets import Noisy, Numbers, Written, contents, global_states, plain
 from torch.utils.data import DataLoader
 
@@ -121,6 +121,19 @@ def test_any_batch_can_be_resumed_at(case, build):
     resumed.load_state_dict(states[1])
     resumed.set_epoch(1)  # as a loop over epochs does: it does not undo the resume
     assert contents(resumed) == case.batches(1)[1:]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_any_epoch_can_be_resumed_in_whatever_makes_the_order(name, case, order):
+    if case.is_stream:
+        pytest.skip("a stream has no sampler")
+    settings, batches = ORDERS[order]
+    with make(name, shuffle=None, **settings()) as loader, make(name, shuffle=None, **settings()) as resumed:
+        assert [contents(loader) for _ in range(3)] == [batches(epoch) for epoch in range(3)]
+        loader.set_epoch(1)
+        next(loader)
+        resumed.load_state_dict(saved(loader))
+        assert contents(resumed) == batches(1)[1:]
 
 
 def test_a_state_goes_on_in_any_other_loader(name, case, build):

@@ -1,19 +1,16 @@
 """Mixtures: shares of parts, walks through each part, and an order that is exact everywhere and after each resume."""
 
-from functools import cache
 from itertools import islice
 
 import numpy as np
 import pytest
-from every_loader import make, saved
+from every_loader import MIXED, saved
 from example_datasets import Noisy, Numbers, Written, contents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders import LoaderConfigError, Mixture, Random, WorkerLoader
 from loaders.order import Order
-
-MIXED = Mixture((13, 5), (0.7, 0.3))  # of 18 samples
 
 
 def walk(mixture, count, seed=0):
@@ -47,23 +44,6 @@ def test_the_order_of_a_mixture_never_changes_is_shuffled_and_starts_anywhere_in
     assert order.indices(10**6, order.positions(10**7)).tolist() == [35995472, 99006931, 99536804, 99092190]
     parts = walk(Mixture((50, 50), (1, 1)), 4096) < 50
     assert 900 < (parts[1:] != parts[:-1]).sum() < 2 * 2048 - 900  # runs as of a coin, not in turn
-
-
-@cache
-def mixed_epochs():
-    order = Order(18, 4, False, 0, mixture=MIXED)
-    return [[order.indices(epoch, order.positions(number)).tolist() for number in range(5)] for epoch in range(2)]
-
-
-def test_every_loader_gives_a_mixture_in_its_order_and_goes_on_at_its_step(name, case):
-    if case.is_stream:
-        pytest.skip("a stream has no mixture")
-    epochs = mixed_epochs()
-    with make(name, sampler=MIXED, shuffle=None) as loader, make(name, sampler=MIXED, shuffle=None) as resumed:
-        assert contents(loader) == epochs[0]
-        assert contents(islice(iter(loader), 2)) == epochs[1][:2]
-        resumed.load_state_dict(saved(loader))
-        assert contents(resumed) == epochs[1][2:]
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(Noisy, 2), (Written, 0)])

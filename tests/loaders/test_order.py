@@ -12,7 +12,6 @@ from example_datasets import Numbers, contents
 from example_samplers import Made
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from loaders import RolloverBatches, WorkerLoader
 from loaders.order import Order, permute
@@ -196,22 +195,3 @@ def test_rollover_cuts_the_endless_concatenation_of_the_epochs_into_full_batches
     running = samplers()
     for epoch in data.draw(st.permutations(range(epochs))):
         assert [epoch_of(sampler, epoch) for sampler in running] == shares[epoch]
-
-
-def test_any_loader_takes_rollover_batches_and_resumes_in_them():
-    def loader():
-        return WorkerLoader(Numbers(10), batch_sampler=RolloverBatches(10, 4, 3), num_workers=1, seed=0)
-
-    with loader() as whole, loader() as resumed:
-        stock = DataLoader(Numbers(10), batch_sampler=RolloverBatches(10, 4, 3))
-        epochs = []
-        for epoch in range(3):
-            for each in (whole, stock.batch_sampler):
-                each.set_epoch(epoch)
-            epochs.append(contents(stock))
-            assert contents(whole) == epochs[-1]
-        assert [len(epoch) for epoch in epochs] == [2, 3, 2]
-        whole.set_epoch(1)
-        next(whole)
-        resumed.load_state_dict(whole.state_dict())
-        assert contents(resumed) == epochs[1][1:]

@@ -169,15 +169,6 @@ def test_a_train_step_of_a_fork_need_not_step_each_time_though_fp16_scales_the_l
     assert steps(tmp_path)[-1]["step"] == 16
 
 
-def test_an_optimizer_of_a_fork_keeps_numbers_in_its_groups_over_a_resume_and_takes_a_new_rate(tmp_path):
-    settings = f"optim._target_={EXTENSIONS}.Signs schedule=constant optim.lr=0.01"
-    train(tmp_path, settings, "train.max_steps=5")
-    train(tmp_path, settings, "train.max_steps=7 optim.lr=0.001")
-    (optimizer,) = checkpoint(tmp_path)["optimizers"]
-    assert {group["taken"] for group in optimizer["param_groups"]} == {7}
-    assert steps(tmp_path)[-1]["lr"] == pytest.approx(0.001)
-
-
 def test_a_run_that_goes_on_with_another_schedule_keeps_no_momentum_of_the_earlier_one(tmp_path):
     train(tmp_path, "schedule=one_cycle train.max_steps=9")
     train(tmp_path, "schedule=constant train.max_steps=10")
