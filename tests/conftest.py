@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from tests.python_server import PythonServer, use_huge_pages
+from tests.infrastructure.python_server import PythonServer, use_huge_pages
 
 # The tests' tensors are so small that a second thread would only slow them down. Torch reads it when it is imported:
 # not here, as the process that only hands out tests would wait seconds for it.

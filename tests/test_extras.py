@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.forks import ROOT
+from tests.infrastructure.forks import ROOT
 
 BELOW = {  # what each part of the core may import, besides itself
     "loaders": set(),
@@ -74,7 +74,7 @@ def test_there_is_no_circle_of_imports_lazy_ones_counted():
 def test_no_test_file_imports_a_slow_package_when_it_is_collected():
     slow = re.compile(r"^(import|from) (datasets|pandas|pyarrow|timm|torchvision)\b", re.MULTILINE)
     for path in (*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("extras/*/tests/test_*.py")):
-        assert not slow.search(path.read_text()), f"{path}: see tests/later.py"
+        assert not slow.search(path.read_text()), f"{path}: see tests/infrastructure/later.py"
 
 
 def test_an_extra_imports_no_other_but_the_benchmarks_lazily():

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.configs import checkpoint
-from tests.forks import IS_OURS, PYTEST, ROOT, call, copy, snippets
+from tests.infrastructure.forks import IS_OURS, PYTEST, ROOT, call, copy, snippets
 
 pytestmark = pytest.mark.skipif(not IS_OURS, reason="a fork's pages have other snippets")
 FILES = {

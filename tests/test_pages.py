@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.data.fakes import noise, write_images, write_table
-from tests.forks import IS_OURS, ROOT, blocks, call, copy, snippets
+from tests.infrastructure.forks import IS_OURS, ROOT, blocks, call, copy, snippets
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHERS = [*sorted((ROOT / "loaders").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]

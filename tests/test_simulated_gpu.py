@@ -6,14 +6,14 @@ import os
 import pytest
 from torch.utils import backend_registration
 
-from tests.forks import PYTEST
-from tests.loaders.preload.mutants import MUTANTS, ROOT, SCENARIOS
+from tests.infrastructure.forks import PYTEST
+from tests.infrastructure.mutants import MUTANTS, ROOT, SCENARIOS
 
 OPTIONS = ("-q", "-x", "--noconftest", "-o", "addopts=", *SCENARIOS)
 RESUMED = """
 import sys
 from pathlib import Path
-from tests import simulated_gpu as sim
+from tests.infrastructure import simulated_gpu as sim
 from tests.configs import DARKENED, checkpoint, differences, stop, train
 from training.stopping import Stopped
 sim.copy_seconds, sim.kernel_seconds = 0.0002, 0.001

@@ -143,7 +143,7 @@ class Simulated(Situation):
 
 def simulate(kernel: float) -> Any:
     """Makes the tests' simulated accelerator, whose operations take `kernel` milliseconds on average. Its streams."""
-    simulated: Any = import_module("tests.simulated_gpu")
+    simulated: Any = import_module("tests.infrastructure.simulated_gpu")
     simulated.kernel_seconds = 2 * kernel / 1000  # the longest
     return simulated.simulated_streams
 

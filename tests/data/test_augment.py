@@ -6,7 +6,7 @@ from data.augment import random_boxes
 from data.batch_transform import BatchTransform, Normalize
 from loaders import Random
 from tests.data.reading import distance
-from tests.later import Later
+from tests.infrastructure.later import Later
 
 v2 = Later("torchvision.transforms.v2")
 

@@ -9,7 +9,7 @@ from data.batch_transform import BatchTransform, Normalize
 from loaders import Random
 from tests.configs import DARKENED, differing_weights, train
 from tests.data.reading import refused
-from tests.later import Later
+from tests.infrastructure.later import Later
 
 v2 = Later("torchvision.transforms.v2")
 

@@ -16,7 +16,7 @@ from data.images import decoding
 from data.images.crops import CROP_ATTEMPTS, random_crop
 from tests.data.fakes import noise, write_images
 from tests.data.reading import Given, distance, read_batch, refused
-from tests.later import Later
+from tests.infrastructure.later import Later
 
 v2 = Later("torchvision.transforms.v2")
 

@@ -17,7 +17,7 @@ from data.transform import GlobalRandom, OnArray
 from loaders import WorkerLoader, offers
 from tests.data.fakes import noise
 from tests.data.reading import read_batch, refused
-from tests.later import Later
+from tests.infrastructure.later import Later
 from training.build import build
 
 v2 = Later("torchvision.transforms.v2")

@@ -106,7 +106,7 @@ def figures(way, early, late):
 )
 def test_epochs_with_an_evaluation_each_hold_no_more_at_the_end_than_at_the_beginning(way, early, late):
     # A new interpreter: workers copy the heap that they inherit little by little, and that of pytest or of the server
-    # in tests/python_server.py is large.
+    # in tests/infrastructure/python_server.py is large.
     program = [sys.executable, __file__, way, str(early), str(late)]
     timeout = 100 if late < 100 else 800
     measured = json.loads(subprocess.run(program, capture_output=True, timeout=timeout, check=True).stdout)

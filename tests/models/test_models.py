@@ -5,7 +5,7 @@ import torch
 
 from models.linear import linear
 from models.small_cnn import SmallCNN
-from tests.later import Later
+from tests.infrastructure.later import Later
 
 resnets = Later("models.resnet")
 MODELS = {

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.later import Later
+from tests.infrastructure.later import Later
 from training.config import ConfigError
 
 bench = Later("scripts.bench_loaders")

@@ -37,7 +37,7 @@ from tests.configs import (
     train,
     untimed,
 )
-from tests.forks import ROOT
+from tests.infrastructure.forks import ROOT
 from tests.training.extensions import Images, Stop
 from training.stopping import Stopped
 

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset, default_collate
 from data.collate import pad
 from data.subset import split
 from tests.configs import checkpoint, steps, train
-from tests.forks import ROOT
+from tests.infrastructure.forks import ROOT
 from training.tasks import Task
 
 TRAINED = 20

@@ -12,7 +12,7 @@ from PIL import Image
 from extras.benchmarks import photographs
 from tests.configs import composed_by_hydra
 from tests.data.fakes import write_images
-from tests.later import Later
+from tests.infrastructure.later import Later
 
 bench_device = Later("extras.benchmarks.bench_device")
 bench_images = Later("extras.benchmarks.bench_images")

@@ -10,7 +10,7 @@ from extras.huggingface.huggingface import HuggingFace, HuggingFaceStream
 from tests.data.contract import FileDataset, assert_goes_on, assert_reads_as_the_folder
 from tests.data.fakes import write_images
 from tests.data.reading import refused
-from tests.later import Later
+from tests.infrastructure.later import Later
 
 datasets = Later("datasets")
 pytestmark = pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed")

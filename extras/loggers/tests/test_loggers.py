@@ -9,7 +9,7 @@ import pytest
 from extras.loggers.logger import Logger
 from tests.configs import SMALL, composed_by_hydra, metrics, train
 from tests.data.reading import refused
-from tests.later import Later
+from tests.infrastructure.later import Later
 from train import train_model
 
 wandb = Later("wandb")

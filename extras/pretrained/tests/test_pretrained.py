@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from extras.pretrained.pretrained import Preprocessing
-from tests.later import Later
+from tests.infrastructure.later import Later
 
 timm = Later("timm")
 torchvision = Later("torchvision")

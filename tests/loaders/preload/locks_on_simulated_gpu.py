@@ -24,8 +24,8 @@ from strikes import Interrupted, moments_of, struck  # noqa: E402
 import loaders.workers.batch_buffer  # noqa: E402
 from loaders import Preloader, page_locks  # noqa: E402
 from loaders.workers import slots  # noqa: E402
-from tests import simulated_gpu as sim  # noqa: E402
-from tests import simulated_streams as streams  # noqa: E402
+from tests.infrastructure import simulated_gpu as sim  # noqa: E402
+from tests.infrastructure import simulated_streams as streams  # noqa: E402
 
 LABELS = ROWS * 8  # bytes of an epoch's labels
 SLOT = 3 * 16384  # bytes that are locked of a slot with a batch of Rows

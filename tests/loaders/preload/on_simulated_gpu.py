@@ -14,8 +14,8 @@ sys.path[:0] = [str(Path(__file__).parents[level]) for level in (3, 0)]
 from simulated_loads import BATCH, DEVICE, LOADERS, ROWS, WIDTH, Ring, Rows, consumed, doubled, expected, workers  # noqa: E402
 
 from loaders import Accelerator, Preloader, ResidentLoader, StepTimer, Timeline, chosen_device  # noqa: E402
-from tests import simulated_gpu as sim  # noqa: E402
-from tests import simulated_streams as streams  # noqa: E402
+from tests.infrastructure import simulated_gpu as sim  # noqa: E402
+from tests.infrastructure import simulated_streams as streams  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from loaders import Preloader, ResidentLoader, WorkerLoader
-from tests import simulated_gpu as sim
+from tests.infrastructure import simulated_gpu as sim
 
 DEVICE = torch.device("sim:0")
 ROWS = 48

@@ -25,8 +25,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
-from tests import simulated_streams
-from tests.simulated_streams import DEVICES, current_stream, errors
+from tests.infrastructure import simulated_streams
+from tests.infrastructure.simulated_streams import DEVICES, current_stream, errors
 
 MADV_REMOVE = 9
 PROCESS = os.getpid()

@@ -29,7 +29,7 @@ from typing import TextIO
 
 import numpy
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # The first optimizer imports torch._dynamo.
 PRELOADED = ("hydra", "torch", "tqdm", "yaml", "tabulate", "torch._dynamo")
 LARGEST_REQUEST = 1 << 17  # bytes

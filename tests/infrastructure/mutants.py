@@ -1,6 +1,6 @@
 """Breaks the device path, one line at a time, and prints which test on the simulated GPU notices it.
 
-`python tests/loaders/preload/mutants.py [NAME ...]` changes a copy of the repository; a mutant takes half a minute.
+`python tests/infrastructure/mutants.py [NAME ...]` changes a copy of the repository; a mutant takes half a minute.
 """
 
 import re
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 COPY = "loaders/preload/device_copy.py"
 HOLD = "self._held.append(Held(batch))"
 DONE = "self._note_done(done)"

@@ -5,9 +5,9 @@ import re
 import shutil
 from pathlib import Path
 
-from tests.python_server import PythonServer
+from tests.infrastructure.python_server import PythonServer
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NOT_COPIED = (".*", "__pycache__", "outputs", "multirun", "downloads")
 OURS = "# A PyTorch training template that keeps your accelerator fed"
 IS_OURS = (ROOT / "README.md").read_text().startswith(OURS)
