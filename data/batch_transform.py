@@ -21,6 +21,7 @@ from data.transform import name_of
 
 log = logging.getLogger(__name__)
 
+LARGEST = 1.5  # mean or std of pixels that are scaled to 0..1, without a warning
 SLACK = 0.1  # how far pixels may be out of 0 to 1, as those of some interpolations are, without a warning
 
 Batch = dict[str, Any]
@@ -49,6 +50,9 @@ class Normalize:
         self.dtype = dtype
         self.fields = tuple(fields)
         self._constants: dict[tuple[torch.device, int], tuple[torch.Tensor, ...]] = {}
+        if max(*self.mean, *self.std) > LARGEST:
+            sentence = "mean %s and std %s seem to be of pixels from 0 to 255: divide them by 255"
+            log.warning(sentence, self.mean, self.std)
 
     def __call__(self, batch: dict[str, Any], random: Any = None) -> dict[str, Any]:
         normalized = {name: self._normalized(batch[name]) for name in self.fields}

@@ -4,6 +4,7 @@ Invariant: classes are compared by their names, never by their numbers. Names th
 or in how Unicode writes an accent, are equal.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,15 +19,20 @@ from data.errors import DataError
 from data.subset import Subset, pass_on
 from loaders import offers
 
+log = logging.getLogger(__name__)
+
 SHOWN = 20  # names that a sentence lists
 
 
-def with_classes(dataset: Any, classes: Sequence[str] | None, owner: str, name: str, label: str = "label") -> Any:
+def with_classes(
+    dataset: Any, classes: Sequence[str] | None, owner: str, name: str, label: str = "label", leaves_out: bool = False
+) -> Any:
     """The dataset with its labels as numbers of `classes`. It is returned unchanged if its classes have this order.
 
     classes: those of the network, or of whatever `owner` names; None: not known, so nothing is translated.
     name: of the dataset. label: the labels' field; in a sample without names it is the last one.
-    The dataset may have a part of the classes. Raises DataError with both lists if it has samples of another class.
+    The dataset may have a part of the classes. Raises DataError with both lists if it has samples of another class,
+    unless `leaves_out`: then these samples are left out, which is said, or refused when read if it has no `labels`.
     """
     names = optional(dataset, "classes")
     if not names or not classes:
@@ -39,12 +45,16 @@ def with_classes(dataset: Any, classes: Sequence[str] | None, owner: str, name: 
         labels = np.asarray(labels)
         if labels.dtype.kind in "iu" and labels.size == len(labels):
             unknown = np.intersect1d(unknown, labels)  # folders without images are no reason to stop
-    if len(unknown):
-        others = listed([names[number] for number in unknown])
+            if leaves_out and len(unknown):
+                dataset = Subset(dataset, np.flatnonzero(~np.isin(labels.reshape(-1), unknown)))
+    others = listed([names[number] for number in unknown])
+    if len(unknown) and not leaves_out:
         raise DataError(
             f"{name} has classes that {owner} does not have, {others}: its classes are {listed(names)}, those of "
             f"{owner} are {listed(classes)}; give data with these names"
         )
+    if len(unknown):
+        log.warning("%s has classes that %s does not have, which are left out: %s", name, owner, others)
     if np.array_equal(numbers, np.arange(len(classes))):
         return dataset
     return (RelabelledStream if is_stream else Relabelled)(dataset, classes, numbers, label)
@@ -94,7 +104,7 @@ def listed(names: Sequence[str]) -> str:
 class Labels:
     """Translates labels to other numbers.
 
-    numbers: the new number of each class, int64 (K,). count: how many classes there are with the new numbers.
+    numbers: the new number of each class, int64 (K,); -1: it is refused. count: how many classes there are with them.
     """
 
     def __init__(self, numbers: np.ndarray, count: int) -> None:
@@ -112,16 +122,21 @@ class Labels:
         if shape in ((), (1,)) and array.dtype.kind in "biu":
             is_class = (array >= 0) & (array < number_of_classes)
             translated = np.where(is_class, self.numbers[np.where(is_class, array, 0).astype(np.int64)], array)
+            is_unknown = is_class & (translated < 0)
             translated = translated.astype(np.int64 if array.dtype == bool else array.dtype)
         elif shape == (number_of_classes,):
             translated = np.zeros((*array.shape[:-1], self.count), array.dtype)
-            columns: Any = (..., self.numbers)
-            np.add.at(translated, columns, array)  # two spellings may be one class
+            is_known = self.numbers >= 0
+            is_unknown = array[..., ~is_known]
+            columns: Any = (..., self.numbers[is_known])
+            np.add.at(translated, columns, array[..., is_known])  # two spellings may be one class
         else:
             raise DataError(
                 f"labels of {array.dtype} {shape} cannot be translated to classes in another order: give the dataset "
                 "its classes in the order of the network, or labels that are the numbers of classes"
             )
+        if is_unknown.any():
+            raise DataError("a sample is of a class that the network does not have: remove it, or give other data")
         if isinstance(labels, torch.Tensor):
             return torch.from_numpy(translated)
         return translated if translated.ndim else translated.item()

@@ -103,10 +103,6 @@ class ImageTable(ImageFiles):
                 classes = columns
         self.classes = tuple(map(str, classes or ()))
 
-    def sample_ids(self) -> np.ndarray:
-        """The path of each image as the table has it, bytes (N,)."""
-        return self.files
-
     def path(self, index: int) -> str:
         return os.path.join(self.folder, os.fsdecode(self.files[index]))
 

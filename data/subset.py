@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import ConcatDataset
 
 from data import OPTIONAL, optional
-from data.errors import DataError
+from data.errors import DataError, explained
 from loaders import Random, offers
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ def choose(dataset: Any, fraction: float) -> np.ndarray:
     if count < 2 or not 0 < fraction < 1:
         raise DataError(f"data.val_fraction={fraction} of {count} samples: give a share below 1, of 2 or more")
     groups = optional(dataset, "val_groups")
-    hashes = identities(dataset) if groups is None else hashed(groups)
+    hashes = identities(dataset, log.info) if groups is None else hashed(groups)
     classes = np.zeros(count, int)
     if optional(dataset, "stratify"):
         classes = np.asarray(optional(dataset, "labels"))
@@ -204,30 +204,52 @@ def choose(dataset: Any, fraction: float) -> np.ndarray:
     return is_chosen[group_of_sample]
 
 
-def identities(dataset: Any) -> np.ndarray:
+def identities(dataset: Any, say: Callable[..., None] = log.debug) -> np.ndarray:
     """A hash of what each sample is, which no other sample has a part in: uint64 (N,).
 
-    That is its entry in `sample_ids()`, or else its `path` below the folder that all samples share, or else its
-    position, which is logged. Samples with equal names, such as two rows of one file, have equal hashes.
+    That is its entry in `sample_ids()`, or else the end of its `path` (see `ends_of`), or else its position. `say`
+    logs which. Samples with equal names, such as two rows of one file, have equal hashes.
     """
     if isinstance(dataset, Subset):
-        return identities(dataset.dataset)[dataset.indices]
+        return identities(dataset.dataset, say)[dataset.indices]
     if isinstance(dataset, ConcatDataset):
-        return np.concatenate([identities(part) for part in dataset.datasets])
+        return np.concatenate([identities(part, say) for part in dataset.datasets])
+    kind = type(dataset).__name__
+    count = len(dataset)
     sample_ids = optional(dataset, "sample_ids")
-    if sample_ids is not None:
-        ids = hashed(sample_ids())
-        if len(ids) != len(dataset):
-            raise DataError(f"{type(dataset).__name__}.sample_ids() has {len(ids)} rows for {len(dataset)} samples")
-        return ids
     path = optional(dataset, "path")
-    if path is not None:
-        paths = [os.path.abspath(str(path(index))) for index in range(len(dataset))]
-        folder = os.path.commonpath(paths) if paths else ""
-        return hashed([path.removeprefix(folder).lstrip(os.sep) for path in paths])
-    sentence = "%s has no path(index) and no sample_ids(): data.val_fraction goes by the positions of its samples"
-    log.info(sentence, type(dataset).__name__)
-    return hashed(np.arange(len(dataset)))
+    values = np.arange(count)
+    known_by = "their positions, as it has no sample_ids() and no path(index) with different names"
+    if sample_ids is not None:
+        remedy = "return an array with what identifies each sample, (N,) or (N, ...), or rename the method"
+        with explained(f"{kind}.sample_ids() cannot be used", remedy):
+            values = np.asarray(sample_ids())
+            if values.shape[:1] != (count,):
+                raise ValueError(f"it returned {values.dtype} {values.shape} for {count} samples")
+        known_by = "sample_ids()"
+    elif path is not None:
+        ends = ends_of([str(path(index)) for index in range(count)])
+        if len({*ends}) > 1 or count == 1:
+            values = np.array(ends, object)
+            known_by = f"the ends of their paths, such as {ends[0]}"
+    say("data.val_fraction: the samples of %s are known by %s", kind, known_by)
+    return hashed(values)
+
+
+def ends_of(paths: Sequence[str]) -> list[str]:
+    """The last parts of each path: "FOLDER/FILE", or more if fewer than sqrt(N) of the N samples differ in these.
+
+    They stay the same if the folder of all samples is moved, and if another one is added beside it, also one with the
+    same names in it: samples with equal ends stay together.
+    """
+    paths = [os.path.normpath(path).replace("\\", "/") for path in paths]
+    most = max((path.count("/") + 1 for path in paths), default=2)
+    ends = list[str]()
+    for parts in range(2, max(most, 2) + 1):
+        ends = ["/".join(path.rsplit("/", parts)[-parts:]) for path in paths]
+        if len({*ends}) ** 2 >= len(ends):
+            break
+    return ends
 
 
 def hashed(values: Any) -> np.ndarray:

@@ -28,7 +28,7 @@ def read_table(path: Path, columns: Sequence[str]) -> np.ndarray:
             unknown = [column for column in columns if column not in record]
             if unknown and not table:
                 raise DataError(f"{path} has no column {unknown[0]!r}, only {', '.join(map(str, record))}")
-            cells = [text_of(record.get(column)) for column in columns]
+            cells = [text_of(number, column, record.get(column)) for column in columns]
             if any(cells) and "" in cells:
                 empty = columns[cells.index("")]
                 raise DataError(f"{path}, row {number}: {empty!r} is empty; fill it, or remove the row")
@@ -39,8 +39,11 @@ def read_table(path: Path, columns: Sequence[str]) -> np.ndarray:
     return np.array(table, dtype=object)
 
 
-def text_of(value: Any) -> str:
+def text_of(row: int, column: str, value: Any) -> str:
     """A cell as text. None and NaN are empty."""
+    if isinstance(value, list | dict | bytes):
+        kind = type(value).__name__
+        raise ValueError(f"row {row}: {column!r} has a {kind}, {str(value)[:60]}, where a text or a number belongs")
     return "" if value is None or value != value else str(value).strip()
 
 

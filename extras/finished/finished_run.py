@@ -53,7 +53,7 @@ class FinishedRun:
         self.config = configured(state["config"], overrides)
         if "classes" not in state:
             log.warning("%s has no names of classes: it is of an earlier version; the dataset's are used", self.path)
-        self.data = Datasets(self.config, state.get("classes"))
+        self.data = Datasets(self.config, state.get("classes"), is_finished=True)
         self.data.check_split(state)
         loaded = {"pretrained": False} if "pretrained" in self.config.model else {}  # nothing is downloaded
         config = replace(self.config, model=self.config.model | loaded)

@@ -75,6 +75,12 @@ def test_a_second_normalisation_is_warned_of_once(caplog):
     assert "Normalize returned pixels from -" in line and "leave out its own normalisation" in line
 
 
+@pytest.mark.parametrize("scale", [1, 255])
+def test_a_mean_and_std_of_pixels_from_0_to_255_are_warned_of(caplog, scale):
+    Normalize([scale * value for value in (0.485, 0.456, 0.406)], [scale * 0.2] * 3)
+    assert ("divide them by 255" in caplog.text) == (scale == 255)
+
+
 def test_boxes_are_erased_and_images_mixed_after_it():
     both = BatchTransform(NORMALIZE, [swapped], 3, erase=0.5, mixup=0.3)(batch(), Random(0, 0, 0))
     alone = BatchTransform(NORMALIZE, [], 3, erase=0.5, mixup=0.3)

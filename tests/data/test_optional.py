@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from data import OPTIONAL, not_used, optional
 from data.mix import Mix
 from data.subset import Subset, split, unaugmented
+from loaders import LoaderConfigError, WorkerLoader
 from tests.configs import IMAGES, train
 from tests.data.reading import refused
 from tests.training.extensions import Images
@@ -119,14 +120,58 @@ def test_a_dataset_that_uses_all_names_for_something_else_trains_as_one_without_
     )
 
 
+@given(st.lists(st.text(), min_size=1, max_size=4, unique=True), st.sampled_from([int, str, np.int64]), st.randoms())
+def test_classes_are_names_in_the_order_of_their_numbers_in_any_form(names, number, random):
+    order = [*range(len(names))]
+    random.shuffle(order)
+    by_number = {number(each): names[each] for each in order}
+    by_name = {name: each for each, name in by_number.items()}
+    as_json = {str(each): name for each, name in by_number.items()}
+    for classes in (names, np.array(names, object), by_number, as_json):
+        assert classes_of(Foreign(classes=classes)) == tuple(names)
+    if {*names} <= {*map(str, order)}:  # which may be numbers with names, too
+        return
+    assert classes_of(Foreign(classes=by_name)) == tuple(names)
+    for mapped in ({name: [0] for name in names}, {name: each + 1 for each, name in enumerate(names)}):
+        with refused("`classes`"):
+            classes_of(Foreign(classes=mapped))
+
+
 @pytest.mark.parametrize("classes", [2, "ab", lambda: ["a"], {"a": 1}])
 def test_classes_of_another_kind_are_a_sentence_for_classification(classes):
-    dataset = Foreign(classes=classes)
-    if classes == {"a": 1}:
-        assert classes_of(dataset) == ("a",)
-        return
     with refused("`classes`"):
-        classes_of(dataset)
+        classes_of(Foreign(classes=classes))
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, KeyError, OSError, NotImplementedError])
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_a_property_that_raises_an_error_is_not_used_and_named_unless_a_subclass_is_meant_to_have_it(name, kind):
+    def fail(dataset):
+        raise kind("not yet opened")
+
+    dataset = type("Raising", (Foreign,), {name: property(fail)})()
+    assert optional(dataset, name) is None
+    assert [*not_used(dataset)] == ([] if kind is NotImplementedError else [name])
+
+
+@pytest.mark.parametrize("path", [{"train": "images"}.__getitem__, lambda index: None, lambda index: index.name])
+def test_a_path_counts_only_if_it_gives_the_first_sample_a_text(path):
+    dataset = Foreign(path=path)
+    assert [*not_used(dataset)] == ["path"]
+    assert [len(side) for side in split(dataset, 0.5)] == [len(side) for side in split(Foreign(), 0.5)]
+
+
+@pytest.mark.parametrize("ids", [None, {}, 3, [1, 2], [[1], [2, 3]] * 3, iter("abcdef"), {*range(COUNT)}])
+def test_sample_ids_that_are_no_array_with_an_entry_for_each_sample_are_a_sentence(ids):
+    with refused(r"Foreign.sample_ids\(\) cannot be used .*; return an array"):
+        split(Foreign(sample_ids=lambda: ids), 0.5)
+
+
+def test_a_read_batch_without_sample_spec_is_a_sentence():
+    reads = type("Reads", (Foreign,), {"read_batch": lambda dataset, name: None})()
+    for use in (lambda: WorkerLoader(reads, 2, seed=0), lambda: Mix({"a": reads}, None, "a", {})):
+        with pytest.raises(LoaderConfigError, match=r"Reads has read_batch, but no sample_spec\(\): define both"):
+            iter(use())
 
 
 def test_a_label_that_is_no_class_is_named_with_its_place():

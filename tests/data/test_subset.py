@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data.array_dataset import ArrayDataset
 from data.classes import with_classes
 from data.errors import DataError
-from data.subset import Subset, count_shared, hashed, sketch, split
+from data.subset import Subset, count_shared, hashed, identities, sketch, split
 from loaders import ResidentLoader, WorkerLoader, offers
 from tests.data.reading import read_batch, refused
 
@@ -155,12 +155,17 @@ def sides(dataset, fraction):
     return {*training}, {*validation}
 
 
-@given(names(300, 400), names(1, 20), FRACTIONS, st.randoms())
-def test_a_sample_stays_on_its_side_when_others_come_and_the_folder_moves(old, new, fraction, random):
-    training, validation = sides(Files(old), fraction)
-    mixed = [*{*old, *new}]
+@given(names(300, 400), names(1, 20), st.booleans(), FRACTIONS, st.randoms())
+def test_a_sample_stays_on_its_side_when_others_come_or_another_folder_and_all_move(
+    old, new, has_other, fraction, random
+):
+    training, validation = sides(Files(old, "/data/2023"), fraction)
+    other = [f"../2024/{name}" for name in old] if has_other else []  # with the same names
+    mixed = [*{*old, *new, *other}]
     random.shuffle(mixed)
-    again, validated = sides(Files(mixed, "/else/where"), fraction)
+    again, validated = sides(
+        Files(mixed, random.choice(["/else/where", "/data/2023", "where", "C:\\where"])), fraction
+    )
     assert training <= again and validation <= validated
     assert abs(len(validated) / len(mixed) - fraction) < 0.15
     assert validated <= sides(Files(mixed), 0.95)[1]
@@ -213,9 +218,20 @@ def test_samples_without_names_are_known_by_their_pixels_or_by_their_position_wh
     for order in (np.arange(49, -1, -1), np.arange(1, 50)):
         other = ArrayDataset(images[order], order % 3, train=False, **options)
         assert {image["image"].numpy().tobytes() for image in split(other, 0.2)[1]} <= kept
-    assert not caplog.records
+    assert "ArrayDataset are known by sample_ids()" in caplog.text
     before = {*split(list(range(100, 200)), 0.3)[1]}
-    assert {*split(list(range(100, 300)), 0.3)[1]} >= before and "goes by the positions" in caplog.text
+    assert {*split(list(range(100, 300)), 0.3)[1]} >= before and "known by their positions" in caplog.text
+
+
+@given(st.integers(2, 60), st.integers(1, 4))
+def test_samples_whose_files_have_equal_names_are_known_by_their_folders(count, depth):
+    files = Files([f"case{number}/{'scan/' * depth}image0" for number in range(count)], "/data")
+    assert len({*identities(files).tolist()}) == count
+
+
+def test_samples_with_one_path_are_known_by_their_positions(caplog):
+    caplog.set_level("INFO")
+    assert all(split(Files(["videos.h5_0"] * 20), 0.3)) and "known by their positions" in caplog.text
 
 
 class Ids:

@@ -194,9 +194,41 @@ def test_an_image_is_taken_only_if_its_shape_or_its_dataset_tells_where_its_chan
     if channels < min(sides):
         with pytest.raises(ConfigError, match=re.escape(f"{wrong}: ") + ".* channels"):
             check_layout("image", dtype, wrong, stated)
-    if is_uint8 and channels >= min(sides) and not states:
-        with pytest.raises(ConfigError, match=re.escape(f"{right}: ") + ".* channels last"):
-            check_layout("image", dtype, right, stated)
+    either = (channels, height, channels)  # its first and its last side may be the channels just as well
+    if states:
+        check_layout("image", dtype, either, stated)
+    else:
+        with pytest.raises(ConfigError, match=re.escape(f"{either}: ") + ".* channels"):
+            check_layout("image", dtype, either, stated)
+
+
+@pytest.mark.parametrize("shape", [(9, 9, 103), (8, 8, 13), (8, 3, 3), (28, 28, 1), (64, 64, 64)])
+def test_a_shape_that_may_have_its_channels_last_is_refused_for_floats(shape):
+    with pytest.raises(ConfigError, match=re.escape(f"{shape}: ") + r".*\+model.in_channels="):
+        check_layout("image", torch.float32, shape, {None})
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 4, 4), (4, 100, 80), (103, 9, 9), (13, 480, 640)])
+def test_a_shape_that_has_its_channels_first_is_taken_for_floats(shape):
+    check_layout("image", torch.float32, shape, {None})
+
+
+class OfShape(torch.utils.data.TensorDataset):
+    classes = ("a", "b")
+
+    def __init__(self, train, shape, dtype, **_):
+        super().__init__(torch.zeros(16, *shape).to(getattr(torch, dtype)), torch.arange(16) % 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [([8, 8], "float32"), ([8, 8, 1], "int16"), ([1, 4, 4, 4], "float32"), ([5], "float32")]
+)
+def test_inputs_that_are_no_images_are_named_with_their_shape_if_the_network_needs_in_channels(
+    tmp_path, error, shape, dtype
+):
+    form = f"{dtype} {tuple(shape)}"
+    with error(re.escape(form), "uint8 .H, W, C."):
+        train(tmp_path, f"data._target_={__name__}.OfShape +data.shape={shape} +data.dtype={dtype} train.batch_size=8")
 
 
 class Volumes(torch.utils.data.TensorDataset):

@@ -263,6 +263,7 @@ TABLES = {
     "numbers": ("t.json", "[1, 2]", 1),
     "an open object": ("t.jsonl", '{"image": "0.png"', 1),
     "nested": ("t.json", '[{"image": ["0.png"], "label": {"a": 1}}]', 1),
+    "a list of labels": ("t.json", '[{"image": "0.png", "label": ["a", "b"]}]', 1),
     "deep": ("t.json", "[" * 100_000, 1),
     "half a character": ("t.json", '[{"image": "\\ud800.png", "label": 1}]', 1),
     "a folder as an image": ("t.csv", "image,label\nsub,a\n1.png,b\n2.png,a\n3.png,b", 1),

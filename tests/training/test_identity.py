@@ -87,6 +87,10 @@ def test_a_resume_says_how_many_samples_of_its_validation_set_were_trained_on(tm
     before, larger = (len(split(range(64), fraction)[1]) for fraction in (0.1, 0.3))
     assert f"trained on {larger - before} of its {larger} samples" in caplog.text
     state = checkpoint(tmp_path / "run")
+    state["data"]["trained"] = torch.tensor([7])
+    torch.save(state, tmp_path / "renamed.pt")
+    train(tmp_path / "renamed", *small, f"train.resume={tmp_path}/renamed.pt", "train.epochs=2")
+    assert "none of the training samples is known to the checkpoint's run" in caplog.text
     del state["data"]["trained"]
     torch.save(state, tmp_path / "earlier.pt")
     caplog.clear()

@@ -176,6 +176,19 @@ def test_other_data_can_be_evaluated_by_single_keys_or_by_another_dataset(traine
             FinishedRun(trained, [wrong])
 
 
+def test_a_run_whose_training_folder_has_gained_a_class_is_used_with_the_classes_of_its_checkpoint(tmp_path, caplog):
+    root = write_images(tmp_path / "images", classes=("cat", "dog"), count=4)
+    small = "model=linear data.image_size=8 train.epochs=1 train.batch_size=4 loader.num_workers=0"
+    train_model(composed("data=image_folder", f"data.root={root}", small), tmp_path / "run")
+    before = evaluate.main([str(tmp_path / "run")])
+    shutil.copytree(root / "train" / "dog", root / "train" / "ant")  # the first one by name
+    after = evaluate.main([str(tmp_path / "run")])
+    assert after == before and [row["class"] for row in after["classes"]] == ["cat", "dog"]
+    assert "the training set has classes that the network does not have, which are left out: ant" in caplog.text
+    assert evaluate.main([str(tmp_path / "run"), "--split", "train"])["samples"] == 8
+    assert {row["class"] for row in predicted(tmp_path / "run", tmp_path / "p", root / "val")} <= {"cat", "dog"}
+
+
 def test_the_best_checkpoint_is_used_else_the_newest(trained, tmp_path):
     assert find(trained).name == "best.pt"
     shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints", symlinks=True)
