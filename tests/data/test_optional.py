@@ -38,6 +38,7 @@ FOREIGN = st.one_of(
         [False, True, 0, 2, 0.3, "text", "", b"x", lambda: 0, lambda one: 0, lambda one, two: 0, object()]
     ),
     st.lists(st.integers(0, 1), min_size=COUNT + 1),
+    st.just([[0], [1, 2]] * (COUNT // 2)),
     st.builds(np.zeros, st.sampled_from([(), (COUNT + 1,), (COUNT, 2)])),
     st.dictionaries(st.text(), st.integers(), max_size=2),
 )
