@@ -53,7 +53,7 @@ class SeededLoader(WorkerLoader[T_co]):
         self._check_open()
         position = self._next_position()
         length = length_of(self.dataset)
-        has_copies = self.num_workers > 0 and self.worker_method != "thread"
+        has_copies = self._persists and self.num_workers > 0 and self.worker_method != "thread"
         settings = settings_of(self.dataset) if has_copies else []
         name = type(self.dataset).__name__
         if self._engine is not None and (self._length != length or self._settings != settings):

@@ -1,8 +1,11 @@
 """Generators that a dataset and its transforms hold are seeded for each sample: nothing repeats in forked workers."""
 
 import random
-from functools import partial
-from types import SimpleNamespace
+import sys
+from collections import UserList, deque
+from dataclasses import dataclass
+from functools import cache, partial
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -162,9 +165,145 @@ PLACES = {
 }
 
 
+# Where code may reach a generator
+
+
+def new():
+    generator = np.random.default_rng()
+    HIDDEN.append(generator)
+    return generator
+
+
+HIDDEN = []
+IN_HELPER, IN_LAMBDA, IN_COMPREHENSION, IN_INNER, IN_STATIC, IN_CLASS_METHOD, IN_PROPERTY = (new() for _ in range(7))
+IN_DICT = {"generators": {"a": new()}}
+IN_DEQUE = deque([[new()]])
+IN_SET = {new()}
+LONG = [(0, InClass)] * 100 + [(new(), 1)]
+HELPERS = ModuleType("helpers")
+HELPERS.generator = new()
+HELPERS.inner = ModuleType("helpers.inner")
+HELPERS.inner.generator = new()
+IMPORTED = ModuleType("imported_by_a_test")
+IMPORTED.generator = new()
+sys.modules[IMPORTED.__name__] = IMPORTED
+
+
+@dataclass
+class Held:
+    generator: np.random.Generator
+
+
+IN_DATACLASS = Held(new())
+
+
+class Reached:
+    generator = new()
+
+
+class Derived(Reached):
+    pass
+
+
+@cache
+def cached():
+    return new()
+
+
+cached()
+
+
+def draw():
+    return IN_HELPER.random()
+
+
+def draw_more():
+    return draw()
+
+
+draw_more.generator = new()
+
+
+def with_import():
+    from imported_by_a_test import generator
+
+    return generator.random()
+
+
+def in_inner():
+    def inner():
+        return IN_INNER.random()
+
+    return inner()
+
+
+class Methods:
+    @staticmethod
+    def static():
+        return IN_STATIC.random()
+
+    @classmethod
+    def of_class(cls):
+        return IN_CLASS_METHOD.random()
+
+    @property
+    def property(self):
+        return IN_PROPERTY.random()
+
+
+class Attributes:
+    """Draws from what it gets in `hidden`, which may be changed by `drawn`."""
+
+    def __init__(self, hidden, drawn=lambda hidden: hidden.random()):
+        self.hidden = hidden
+        self.drawn = drawn
+
+    def __call__(self, value):
+        return value + self.drawn(self.hidden)
+
+
+def deep():
+    hidden = new()
+    for _ in range(30):
+        hidden = [hidden]
+    return hidden
+
+
+def innermost(hidden):
+    return innermost(hidden[0]) if isinstance(hidden, list) else hidden.random()
+
+
+HIDING = {
+    "helper": lambda: lambda value: value + draw_more(),
+    "lambda": lambda: lambda value: value + (lambda: IN_LAMBDA.random())(),
+    "comprehension": lambda: lambda value: value + sum(IN_COMPREHENSION.random() for _ in range(2)),
+    "inner function": lambda: lambda value: value + in_inner(),
+    "static method": lambda: lambda value: value + Methods.static(),
+    "class method": lambda: lambda value: value + Methods.of_class(),
+    "property": lambda: lambda value: value + Methods().property,
+    "attribute of a module": lambda: lambda value: value + HELPERS.generator.random(),
+    "module in a module": lambda: lambda value: value + HELPERS.inner.generator.random(),
+    "import": lambda: lambda value: value + with_import(),
+    "attribute of a function": lambda: lambda value: value + draw_more.generator.random(),
+    "cache": lambda: lambda value: value + cached().random(),
+    "class": lambda: lambda value: value + Derived().generator.random(),
+    "dict": lambda: lambda value: value + IN_DICT["generators"]["a"].random(),
+    "deque": lambda: lambda value: value + IN_DEQUE[0][0].random(),
+    "set": lambda: lambda value: value + next(iter(IN_SET)).random(),
+    "dataclass": lambda: lambda value: value + IN_DATACLASS.generator.random(),
+    "long list": lambda: lambda value: value + LONG[-1][0].random(),
+    "method of a generator": lambda: Attributes(new().random, lambda draw: draw()),
+    "bit generator": lambda: Attributes(new().bit_generator, lambda bits: np.random.Generator(bits).random()),
+    "deep": lambda: Attributes(deep(), innermost),
+    "set in an object": lambda: Attributes({new()}, lambda hidden: next(iter(hidden)).random()),
+    "long list in an object": lambda: Attributes([None] * 100 + [new()], lambda hidden: hidden[-1].random()),
+    "user's list": lambda: Attributes(UserList([new()]), lambda hidden: hidden[0].random()),
+}
+
+
 def forget():
     """What a new process would have: other states."""
-    for generator in (MODULE, InClass.generator, in_default.__defaults__[1]):
+    for generator in (MODULE, InClass.generator, in_default.__defaults__[1], *HIDDEN):
         generator.bit_generator.state = type(generator.bit_generator)().state
 
 
@@ -218,10 +357,14 @@ def values(batches):
     return [batch["value"].tolist() if isinstance(batch, dict) else batch.tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("called", CALLED)
-def test_what_a_loader_calls_draws_the_same_with_any_workers_and_after_a_resume(called, place):
-    build = partial(CALLED[called], PLACES[place])
+BUILDS = [(called, make) for called in CALLED.values() for make in PLACES.values()]
+BUILDS += [(CALLED["dataset"], make) for make in HIDING.values()]
+IDS = [f"{place} of {called}" for called in CALLED for place in PLACES] + [*HIDING]
+
+
+@pytest.mark.parametrize(("called", "make"), BUILDS, ids=IDS)
+def test_what_a_loader_calls_draws_the_same_with_any_workers_and_after_a_resume(called, make):
+    build = partial(called, make)
     with build(0) as loader:
         iterator = iter(loader)
         first = values([next(iterator), next(iterator)])
@@ -229,9 +372,10 @@ def test_what_a_loader_calls_draws_the_same_with_any_workers_and_after_a_resume(
         rest = values(iterator)
     forget()
     assert first[0] != first[1]
-    with build(2) as loader:
-        assert values(loader) == first + rest
-    forget()
+    for workers in (1, 2) if make in HIDING.values() else (2,):
+        with build(workers) as loader:
+            assert values(loader) == first + rest
+        forget()
     with build(2) as loader:
         loader.load_state_dict(state)
         assert values(loader) == rest
@@ -270,7 +414,7 @@ def test_generators_are_found_in_attributes_lists_and_arguments_and_global_ones_
     owner.method = Draws(random.Random).__call__
     assert len(Seeder(owner).reseeds) == 4
     shared = [torch.default_generator, random._inst, np.random.mtrand._rand]
-    assert not Seeder(SimpleNamespace(shared=shared, data=[ours] * 1000)).reseeds
+    assert not Seeder(SimpleNamespace(shared=shared)).reseeds
 
 
 def test_threads_do_not_seed_what_they_share():

@@ -1,10 +1,15 @@
 """What WorkerLoader promises beyond the contract of all loaders (test_contract.py), with and without a seed."""
 
 import multiprocessing
+import os
 import threading
 import time
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 from example_datasets import Noisy, Numbers, Waiting, contents, plain, rows
@@ -29,21 +34,73 @@ def test_auto_takes_a_worker_for_each_core_and_the_bytes_are_the_same():
     assert epochs(loader) == epochs(WorkerLoader(Noisy(20), 3, seed=7))
 
 
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass
+class Part:
+    level: object
+    size: float = float("nan")
+
+
+class Slotted:
+    __slots__ = ("level",)
+
+    def __init__(self, level):
+        self.level = level
+
+
 class Levelled(Numbers):
-    def __init__(self, length):
-        super().__init__(length)
-        self.parts = [Numbers(1)]
+    """Each sample is the process that read it, and what `level(self)` returns."""
+
+    kind = 1
+
+    def __init__(self, parts, level):
+        super().__init__(4)
+        self.parts = parts
+        self.level = level
 
     def __getitem__(self, index):
-        return self.parts[0].level
+        return os.getpid(), float(self.level(self))
 
 
-def test_workers_get_the_attributes_that_were_changed_between_two_epochs():
-    dataset = Levelled(4)
-    with WorkerLoader(dataset, 2, seed=0, num_workers=1, persistent_workers=True) as loader:
-        for level in (1, 1, 2):
-            dataset.parts[0].level = level
-            assert [batch.tolist() for batch in loader] == [[level] * 2] * 2
+def first(dataset):
+    return dataset.parts[0]
+
+
+LEVELS = {  # an attribute, the level in it, and what changes that to 2
+    "number": (lambda: [Part(1)], lambda d: first(d).level, lambda d: setattr(first(d), "level", 2)),
+    "text": (lambda: ["1"], first, lambda d: d.parts.__setitem__(0, "2")),
+    "private": (lambda: [Part(1)], lambda d: getattr(first(d), "_level", 1), lambda d: setattr(first(d), "_level", 2)),
+    "numpy's number": (lambda: [np.float32(1)], first, lambda d: d.parts.__setitem__(0, np.float32(2))),
+    "item of an array": (lambda: [np.ones(60_000)], lambda d: first(d)[77], lambda d: first(d).__setitem__(77, 2)),
+    "item of a tensor": (lambda: [torch.ones(3, 2)], lambda d: first(d)[0, 1], lambda d: first(d).fill_(2)),
+    "bfloat16": (lambda: [torch.ones(3).bfloat16()], lambda d: first(d)[0], lambda d: first(d).fill_(2)),
+    "enum": (lambda: [Colour.RED], lambda d: first(d).value, lambda d: d.parts.__setitem__(0, Colour.BLUE)),
+    "tuple": (lambda: (Part((0, 1)),), lambda d: first(d).level[1], lambda d: setattr(first(d), "level", (0, 2))),
+    "slot": (lambda: [Slotted(1)], lambda d: first(d).level, lambda d: setattr(first(d), "level", 2)),
+    "object": (lambda: [Part(1)], lambda d: first(d).level, lambda d: d.parts.__setitem__(0, Part(2))),
+    "function": (lambda: [lambda: 1], lambda d: first(d)(), lambda d: d.parts.__setitem__(0, lambda: 2)),
+    "deque": (lambda: deque([{"a": 1}]), lambda d: first(d)["a"], lambda d: first(d).update(a=2)),
+    "long list": (lambda: [1] * 1000, lambda d: d.parts[-1], lambda d: d.parts.__setitem__(-1, 2)),
+    "class": (lambda: [], lambda d: d.kind, lambda d: setattr(type(d), "kind", 2)),
+}
+
+
+@pytest.mark.parametrize("attribute", LEVELS)
+def test_workers_get_what_has_changed_between_two_epochs_and_restart_only_for_it(attribute, monkeypatch):
+    make, level, change = LEVELS[attribute]
+    monkeypatch.setattr(Levelled, "kind", 1)
+    dataset = Levelled(make(), level)
+    with WorkerLoader(dataset, 4, seed=0, num_workers=1, persistent_workers=True) as loader:
+        (before,) = loader
+        (unchanged,) = loader
+        change(dataset)
+        (changed,) = loader
+    assert [levels.tolist() for _, levels in (before, unchanged, changed)] == [[1] * 4, [1] * 4, [2] * 4]
+    assert before[0].tolist() == unchanged[0].tolist()
 
 
 # Without a seed: torch's order, and numbers that repeat under manual_seed
