@@ -225,6 +225,7 @@ FILES = {
     "a_text": 1,
     "half_an_image": 1,
     "a_folder_as_an_image": 0,
+    "a_link_to_nothing": 1,
 }
 
 

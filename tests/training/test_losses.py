@@ -65,10 +65,6 @@ def weighted(outputs, labels):
     return functional.cross_entropy(outputs, labels, torch.arange(1.0, CLASSES + 1))
 
 
-def mean_score(outputs, labels):
-    return (outputs.argmax(1) == labels).float().mean()
-
-
 @pytest.fixture(scope="module")
 def trainer():
     with ExitStack() as cleanup:

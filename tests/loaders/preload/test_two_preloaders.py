@@ -1,29 +1,21 @@
 """One loader has one consumer: a newer one ends the epoch of the Preloader before, whose thread leaves the loader."""
 
 import pytest
+from every_loader import ordered
+from example_datasets import Numbers
 
 from loaders import Preloader, WorkerLoader
 
 ROWS = 24
 
 
-class Numbers:
-    def __len__(self):
-        return ROWS
-
-    def __getitem__(self, index):
-        return index
-
-
 def workers(persists=True):
     settings = {"num_workers": 2, "prefetch_factor": 1, "persistent_workers": persists}
-    return WorkerLoader(Numbers(), 2, shuffle=True, seed=3, **settings)
+    return WorkerLoader(Numbers(ROWS), 2, shuffle=True, seed=3, **settings)
 
 
 def epoch(number):
-    loader = WorkerLoader(Numbers(), 2, shuffle=True, seed=3)
-    loader.set_epoch(number)
-    return [batch.tolist() for batch in loader]
+    return ordered(number, ROWS, 2, seed=3)
 
 
 @pytest.mark.parametrize("newer", ["a Preloader", "a Preloader without a thread", "the loader"])
