@@ -240,7 +240,8 @@ def ends_of(paths: Sequence[str]) -> list[str]:
     """The last parts of each path: "FOLDER/FILE", or more if fewer than sqrt(N) of the N samples differ in these.
 
     They stay the same if the folder of all samples is moved, and if another one is added beside it, also one with the
-    same names in it: samples with equal ends stay together.
+    same names in it: samples with equal ends stay together. They change if the folder that has the files is
+    renamed, or if more than sqrt(N) files have each name.
     """
     paths = [os.path.normpath(path).replace("\\", "/") for path in paths]
     most = max((path.count("/") + 1 for path in paths), default=2)
