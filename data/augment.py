@@ -45,7 +45,8 @@ def random_boxes(images: torch.Tensor, share: float, random: Any) -> torch.Tenso
     """
     count = len(images)
     height, width = images.shape[2:]
-    draws = random.uniform(count * (1 + 4 * ERASE_ATTEMPTS)).reshape(count, -1)
+    per_batch = count // random.key.size  # images: a group of batches has a key for each
+    draws = random.uniform(per_batch * (1 + 4 * ERASE_ATTEMPTS)).reshape(count, -1)
     area, ratio, down, right = draws[:, 1:].reshape(count, ERASE_ATTEMPTS, 4).transpose(2, 0, 1)
     smallest, largest = ERASE_AREA
     area = height * width * (smallest + (largest - smallest) * area)

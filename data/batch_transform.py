@@ -32,11 +32,13 @@ class Normalize:
     """uint8 images (B, H, W, C) -> (x / 255 - mean) / std, as `dtype` (B, C, H, W) in channels-last memory.
 
     It takes a batch, a dict with the images, and returns a new dict, in which the other fields are unchanged.
-    `random` is not used.
+    `random` is not used. It takes groups (loaders.takes_groups).
     mean, std: one number per channel, for pixels scaled to 0..1: a list, an array or a tensor. fields: the names of
     the fields with images.
     Raises DataError unless the images are uint8 (B, H, W, C) with that number of channels.
     """
+
+    takes_groups = True
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class BatchTransform:
     image, label: the names of the fields; label may be None, if nothing needs it. In a mixed batch the label becomes
     the share of each class, float32 (B, num_classes). The results are those of torchvision's RandomErasing, MixUp and
     CutMix, but the host never waits for the device. The batch that it gets is never changed.
+    Without functions it takes groups (loaders.takes_groups): images are mixed batch by batch.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class BatchTransform:
         self.image = image
         self.label = label or "label"
         self._has_run = False
+        self.takes_groups = not functions
         alphas = {blend: mixup, paste: cutmix}
         self._mixes = [(mix, alpha) for mix, alpha in alphas.items() if alpha > 0]
         self.stages: list[tuple[str, Stage]] = []
@@ -185,16 +189,20 @@ class BatchTransform:
 
     def _mix(self, batch: Batch, random: Any) -> Batch:
         images = batch[self.image]
-        which, seed = random.uniform(2)
-        mix, alpha = self._mixes[int(which * len(self._mixes))]
-        share = mix(images, np.random.default_rng(int(seed * 2**53)), alpha)
         labels = batch[self.label]
         if labels.is_floating_point():  # they are shares already
             shares = labels.float()
         else:
             shares = torch.zeros((len(images), self.num_classes), device=images.device)
             shares.scatter_(1, labels.long().view(-1, 1), 1.0)
-        return {**batch, self.label: shares.lerp(shares.roll(1, 0), 1 - share)}
+        draws = random.uniform(2).reshape(-1, 2).tolist()  # a row per batch
+        length = len(images) // len(draws)
+        mixed = []
+        for (which, seed), part, part_shares in zip(draws, images.split(length), shares.split(length), strict=True):
+            mix, alpha = self._mixes[int(which * len(self._mixes))]
+            share = mix(part, np.random.default_rng(int(seed * 2**53)), alpha)
+            mixed.append(part_shares.lerp(part_shares.roll(1, 0), 1 - share))
+        return {**batch, self.label: torch.cat(mixed)}
 
 
 def takes_labels(step: Callable[..., Any]) -> bool:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ..background import check_owner, is_of_signal, reraise_of_signal
+from ..groups import GroupEngine
 from ..iterators import ENDED, EpochIterator
 from ..nested import rows
 from ..plans import Plan, SamplerError
@@ -58,6 +60,8 @@ class PreloadEngine:
     def __init__(self, iterator: EpochIterator, copier: DeviceCopier, depth: int, key: tuple[int, int, int]) -> None:
         self._engine = iterator.engine
         self._engine.locks_for = copier.locks_for
+        if isinstance(self._engine, GroupEngine) and copier.takes_groups_on(self._engine.device):
+            self._engine.transform = partial(copier.transform_group, *key)
         self._unblock = self._engine.close if iterator.owns_engine else None
         self._plan = iterator.plan
         self._consumer = iterator.consumer
@@ -200,8 +204,11 @@ class PreloadEngine:
             if reading.has_batch:
                 if self._pins:
                     reading.batch = pin_memory(reading.batch)
-                random = Random(self._seed, *batch_id, self._rank)
-                reading.batch, item.ready = copier.prepare(reading.batch, random, batch_id)
+                if reading.is_transformed:
+                    item.ready = copier.note_ready()
+                else:
+                    random = Random(self._seed, *batch_id, self._rank)
+                    reading.batch, item.ready = copier.prepare(reading.batch, random, batch_id)
         except BaseException as error:
             if not self._depth and (not isinstance(error, Exception) or is_of_signal(error)):
                 raise

@@ -43,6 +43,7 @@ class Reading:
     is_empty: bool = False  # the stream had ended before: there is no batch
     work: Work = NO_WORK
     task: Any = None  # the engine sets it
+    is_transformed: bool = False  # the batch has gone through the Preloader's transform
     # A worker process leaves its batch in a slot:
     pickle_start: int = 0  # where the batch's pickle begins
     pickle_size: int = 0

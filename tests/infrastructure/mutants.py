@@ -62,6 +62,8 @@ MUTANTS = {
         ("loaders/accelerator.py", "event.record(stream or self.current_stream())", "event.record(stream)")
     ],
     "a resident set is freed while it is read": [("loaders/resident_loader.py", "part.record_stream(", "(")],
+    "a group is read before it is made": [("loaders/resident_loader.py", "stream.wait_event(self._made)", "pass")],
+    "a group is freed while it is read": [("loaders/resident_loader.py", "tensor.record_stream(stream)", "pass")],
     "times are read too early": [("loaders/timeline.py", "            later.event.synchronize()\n", "")],
     "unlocked before the copy is done": [(SLOTS, "        self._taken += 1\n", UNLOCK + "        self._taken += 1\n")],
     "a larger batch is not locked": [(LOCKS, " and lock.size >= size", "")],

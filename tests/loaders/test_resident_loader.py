@@ -6,7 +6,16 @@ import torch
 from example_datasets import Augmented, Faulty, Numbers, contents
 
 from data.array_dataset import ArrayDataset
-from loaders import Accelerator, MachineFull, Random, ResidentLoader, WorkerLoader
+from loaders import (
+    Accelerator,
+    MachineFull,
+    Preloader,
+    Random,
+    ResidentLoader,
+    WorkerLoader,
+    can_take_groups,
+    takes_groups,
+)
 from loaders import resident_loader as module
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -44,8 +53,8 @@ class Counted(Numbers):
 
 @pytest.fixture
 def make(closed_later):
-    def make(dataset, batch_size=4, shuffle=True, kind=ResidentLoader, **settings):
-        return closed_later(kind(dataset, batch_size, shuffle, **settings))
+    def make(dataset, batch_size=4, shuffle=True, *others, kind=ResidentLoader, **settings):
+        return closed_later(kind(dataset, batch_size, shuffle, *others, **settings))
 
     return make
 
@@ -112,6 +121,94 @@ def test_arrays_of_any_strides_and_byte_order_are_taken(make, array):
     dataset.arrays = lambda: {"value": array}
     loader = make(dataset, batch_size=6, shuffle=False, augment=None)
     assert [batch["value"].tolist() for batch in loader] == [array.tolist()]
+
+
+# Groups
+
+
+class Counting:
+    """An augmentation and a transform that count the rows of each call, and add the numbers of their keys."""
+
+    def __init__(self):
+        self.rows = []
+
+    def __call__(self, batch, random):
+        self.rows.append(len(batch["value"]))
+        key = torch.from_numpy(random.uniform(1)[..., 0]).reshape(-1)
+        return {"value": batch["value"] + key.repeat_interleave(len(batch["value"]) // len(key))}
+
+
+class CountingGroups(Counting):
+    takes_groups = True
+
+
+def counted(make, augment, transform, length=50, depth=0, **settings):
+    """The batches of one epoch, and how many rows each call got."""
+    loader = make(Arrays(length), augment=augment, seed=3, **settings)
+    batches = [batch["value"].tolist() for batch in make(loader, "cpu", depth, transform, kind=Preloader)]
+    return batches, augment.rows, transform.rows
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("augment", [Counting, CountingGroups])
+@pytest.mark.parametrize("transform", [Counting, CountingGroups])
+def test_what_takes_groups_is_called_once_for_many_batches_and_gives_the_same_bytes(make, augment, transform, depth):
+    batches, augmented, transformed = counted(make, augment(), transform(), depth=depth)
+    alone = [4] * 12 + [2]
+    assert batches == counted(make, Counting(), Counting())[0]
+    assert augmented == ([48, 2] if augment is CountingGroups else alone)
+    assert transformed == ([48, 2] if {augment, transform} == {CountingGroups} else alone)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("BATCHES", 3), ("SAMPLES", 12), ("BYTES", 12 * 8)])
+def test_a_group_is_bounded_in_batches_samples_and_bytes(make, name, limit, monkeypatch):
+    monkeypatch.setattr(module, name, limit)
+    _, augmented, _ = counted(make, CountingGroups(), CountingGroups(), length=32)
+    assert augmented == [12, 12, 8]
+
+
+def test_a_method_that_overrides_one_that_takes_groups_gets_one_batch_at_a_time(make):
+    lengths = []
+
+    class Mixed(ArrayDataset):
+        def augment_batch(self, batch, random):
+            lengths.append(len(batch["label"]))
+            return super().augment_batch(batch, random)
+
+    assert can_take_groups(images().augment_batch) and not can_take_groups(Mixed.augment_batch)
+    dataset = images()
+    dataset.__class__ = Mixed
+    list(make(dataset))
+    assert lengths == [4] * 7 + [2]
+
+
+@pytest.mark.parametrize("batch_size", [3, 8])  # with 3, rows do not begin where torch aligns memory
+def test_a_step_may_change_its_batch_in_place_while_autograd_keeps_another_of_the_group(make, batch_size):
+    expected = [batch["value"].clone() for batch in make(Arrays(24), batch_size, shuffle=False)]
+    iterator = iter(make(Arrays(24), batch_size, shuffle=False))
+    first = next(iterator)["value"]
+    weight = torch.ones(batch_size, dtype=first.dtype, requires_grad=True)
+    loss = (weight * first).sum()
+    for batch, other in zip(iterator, expected[1:], strict=True):
+        assert torch.equal(batch["value"], other)
+        batch["value"].unsqueeze_(1).fill_(-1)
+    loss.backward()
+    assert torch.equal(weight.grad, expected[0])
+
+
+def test_an_error_in_a_group_is_raised_in_its_batchs_place_and_the_others_are_delivered(make):
+    @takes_groups
+    def refuses_ten(batch, random):
+        if (batch["value"] == 100).any():
+            raise ValueError("value 100 is bad")
+        return batch
+
+    iterator = iter(make(Arrays(24), augment=refuses_ten, shuffle=False))
+    delivered = [next(iterator)["value"][0].item() for _ in range(2)]
+    with pytest.raises(ValueError, match="value 100 is bad"):
+        next(iterator)
+    delivered += [batch["value"][0].item() for batch in iterator]
+    assert delivered == [0, 40, 120, 160, 200]
 
 
 # Datasets that are read once

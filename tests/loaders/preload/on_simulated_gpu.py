@@ -115,6 +115,27 @@ def test_a_resident_set_is_freed_only_when_nothing_reads_it():
         assert consumed([doubled(batch, None)]) == expected("resident")[:1]
 
 
+def test_batches_of_a_group_may_be_taken_on_other_streams_than_the_one_that_made_it():
+    go = threading.Event()
+
+    def on_streams(loader):
+        iterator = iter(loader)
+        streams.synchronize()
+        streams.current_stream().queue.add(lambda: go.wait(60))
+        yield doubled(next(iterator), None)  # the group is made late
+        for _ in range(1, len(loader)):
+            stream = streams.Stream(DEVICE)
+            with streams.stream(stream):
+                yield doubled(next(iterator), None)
+                stream.queue.settle()  # now a stream that does not wait has read too early
+        go.set()
+        streams.synchronize()
+
+    sim.kernel_seconds = 0.01
+    with ResidentLoader(Rows(), BATCH, seed=3, device=DEVICE) as loader:
+        assert consumed(on_streams(loader)) == expected("resident")
+
+
 class Hidden:
     """Has tensors as attributes, which the preloader does not move."""
 
