@@ -21,10 +21,8 @@ import torch
 
 from .accelerator import Accelerator
 from .background import reraise_of_signal
-from .machine import available_memory
+from .machine import SHARE, available_memory
 from .nested import strided_parts
-
-SHARE = 8  # at most this part of the available memory is locked
 
 log = logging.getLogger(__name__)
 

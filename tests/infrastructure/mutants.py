@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 COPY = "loaders/preload/device_copy.py"
 HOLD = "self._held.append(Held(batch))"
 DONE = "self._note_done(done)"
-MOVE = "            prepared = move(batch, self._to_device)\n"
+MOVE = '            prepared, seconds = self._timed("copy", batch_id, move, batch, self._to_device)\n'
 EARLY = "            early = self.stream and self.stream.record_event()\n"
 RECORD = "tensor.record_stream(consumer)"
 FINALLY = "        finally:  # after an error too"
@@ -77,7 +77,7 @@ MUTANTS = {
     "what is passed on stays locked": [(COPY, "copy_out(prepared)", "pass")],
     "locked for another device": [(LOCKS, "lock.accelerator.device == accelerator.device and ", "")],
     "slots are not locked": [(PROCESSES, "lease.slot.lock_for(self.locks_for)", "lease.slot.lock_for(None)")],
-    "small tensors are not copied from their slot": [(SERIALIZE, "0.0 if is_leaf and self._is_locked else ", "")],
+    "small tensors are not copied from their slot": [(SERIALIZE, "= is_leaf and self._is_locked", "= False")],
     "more is locked than a share": [(LOCKS, " <= limit()", " >= 0")],
     "a failure is repeated": [(LOCKS, "        _has_failed = True\n", "")],
 }
