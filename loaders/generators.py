@@ -10,7 +10,8 @@ Then it follows code, also lambdas, static methods and properties: by the global
 objects and the attributes of modules, through the user's own modules. Last come the items of long containers.
 It evaluates no property and calls no code of the user's.
 All of it runs once in an epoch. Before each batch the places are compared, by identity, as an object may replace its
-generator: if one holds another object, the search runs again.
+generator: if one holds another object, the search runs again. For `read_batch`, and for transforms of batches, which
+should draw from their `random`, that is left out.
 """
 
 import dis
@@ -81,13 +82,29 @@ class Seeder:
         self._search()
 
     def _search(self) -> None:
-        self._held = Held(self._called, self._counts)
-        self.reseeds = self._held.reseeds
+        """Searches everything."""
+        held = Held(self._called, self._counts)
+        near = dict(held.reseeds)
+        self._near = Places(held.holders, held.names)
+        names = dict(held.names)
+        watched = held.follow_code()
+        self._kept = [held]  # with its objects: an id is reused
+        self._far = Places(watched, {name: held.names[name] for name in held.names.keys() - names.keys()})
+        self._far_reseeds = {number: reseed for number, reseed in held.reseeds.items() if number not in near}
+        self.reseeds = [*held.reseeds.values()]
 
-    def update(self, epoch: int) -> None:
-        """Is called before a batch. Searches again if an object was replaced, or the epoch is another one."""
-        if epoch != self._epoch or self._held.has_changed():
+    def update(self, epoch: int, compares: bool = True) -> None:
+        """Is called before a batch. Searches again if the epoch is another one or, if it compares, for another object.
+
+        For one in an attribute it does not follow code again, nor search long containers, as this takes longer.
+        """
+        if epoch != self._epoch or (compares and self._far.have_changed()):
             self._search()
+        elif compares and self._near.have_changed():
+            held = Held(self._called, self._counts)
+            self._near = Places(held.holders, held.names)
+            self._kept[1:] = [held]
+            self.reseeds = [*(held.reseeds | self._far_reseeds).values()]
         self._epoch = epoch
 
     def __call__(self, key: int) -> None:
@@ -100,56 +117,83 @@ class Seeder:
             reseed(mix(int(key) + number * GOLDEN & MASK))
 
 
-class Held:
-    """What some objects hold, in the order in which it was found.
+class Places:
+    """Places that may get other objects: dicts, other containers, cells, objects with slots, and global variables."""
 
-    reseeds: a function for each generator, which reseeds it in place.
-    holders: dicts of attributes and of classes, containers, cells of closures: they may get other objects.
-    long: containers with more than LONGEST items.
-    counts: False, if generators count only inside objects that can be called. follows_code: also what code names.
-    """
-
-    def __init__(self, objects: tuple[Any, ...], counts: bool = True, follows_code: bool = True) -> None:
-        self.reseeds: list[Reseed] = []
-        self.holders: list[Any] = []
-        self.long: list[Any] = []
-        self._names: dict[tuple[int, str], dict[str, Any]] = {}  # global variables that may get other objects
-        self._seen: dict[int, Any] = {}  # keeps the objects: an id is reused
-        self._later: deque[tuple[Callable[..., object], Any, bool]] = deque()
-        self._last: deque[tuple[Any, bool]] = deque()
-        self._bits: list[np.random.BitGenerator] = []
-        self._follows_code = follows_code
-        for value in objects:
-            self._visit(value, counts)
-        self._visit_later()
-        self._watched = self.holders[:PLACES]
-        while follows_code and self._last:
-            self._visit_items(*self._last.popleft())
-            self._visit_later()
+    def __init__(self, holders: list[Any], names: dict[tuple[int, str], dict[str, Any]]) -> None:
+        self._holders = holders[:PLACES]
+        self._variables = [(scope, name) for (_, name), scope in names.items()]
         self._ids: list[int] = []
         self._parts: list[int] = []
-        self.has_changed()
-        owners = [value for value in self._seen.values() if issubclass(type(value), np.random.Generator)]
-        owned = {id(generator.bit_generator) for generator in owners}
-        self.reseeds += [partial(_reseed_numpy, bits) for bits in self._bits if id(bits) not in owned]
+        self.have_changed()
 
-    def _visit_later(self) -> None:
-        while self._later:
-            visit, value, counts = self._later.popleft()
-            visit(value, counts)
-
-    def has_changed(self) -> bool:
-        """Returns whether a place holds another object than before. Numbers, texts and arrays do not count."""
-        places = gc.get_referents(*self._watched)
-        places += [scope.get(name) for (_, name), scope in self._names.items()]
+    def have_changed(self) -> bool:
+        """Returns whether another object is in one of them than before. Numbers, texts and arrays do not count."""
+        places = gc.get_referents(*self._holders)
+        places += [scope.get(name) for scope, name in self._variables]
         ids = list(map(id, places))
         if ids == self._ids:
             return False
         parts = [id(part) for part in places if type(part) not in PLAIN]
-        has_changed = parts != self._parts
+        have_changed = parts != self._parts
         self._ids = ids
         self._parts = parts
-        return has_changed
+        return have_changed
+
+
+class Held:
+    """What some objects hold; after `follow_code()` also what their code leads to, and items of long containers.
+
+    reseeds: by the ids of generators, in the order in which they were found, functions that reseed them in place.
+    holders: dicts of attributes and of classes, containers, cells of closures: they may get other objects.
+    names: global variables that may: by the id of their scope and their name, the scope.
+    long: containers with more than LONGEST items.
+    counts: False, if generators count only inside objects that can be called.
+    """
+
+    def __init__(self, objects: tuple[Any, ...], counts: bool = True) -> None:
+        self.reseeds: dict[int, Reseed] = {}
+        self.holders: list[Any] = []
+        self.names: dict[tuple[int, str], dict[str, Any]] = {}
+        self.long: list[Any] = []
+        self._seen: dict[int, Any] = {}  # keeps the objects: an id is reused
+        self._bits: list[np.random.BitGenerator] = []
+        # What is visited later: what lies deep, what code leads to, and the items of long containers.
+        self._deep: deque[tuple[Any, bool]] = deque()
+        self._code: deque[tuple[Callable[..., object], Any, bool]] = deque()
+        self._last: deque[tuple[Any, bool]] = deque()
+        for value in objects:
+            self._visit(value, counts)
+        self._visit_deep()
+        self._add_bits()
+
+    def follow_code(self) -> list[Any]:
+        """Returns the holders that it finds, but for those in long containers."""
+        near = len(self.holders)
+        self._visit_code()
+        watched = self.holders[near:]
+        while self._last:
+            self._visit_items(*self._last.popleft())
+            self._visit_code()
+        self._add_bits()
+        return watched
+
+    def _visit_deep(self) -> None:
+        while self._deep:
+            self._visit(*self._deep.popleft())
+
+    def _visit_code(self) -> None:
+        while self._code or self._deep:
+            self._visit_deep()
+            if self._code:
+                visit, value, counts = self._code.popleft()
+                visit(value, counts)
+
+    def _add_bits(self) -> None:
+        """Adds the bit generators that no numpy generator has."""
+        owners = [value for value in self._seen.values() if issubclass(type(value), np.random.Generator)]
+        owned = {id(generator.bit_generator) for generator in owners}
+        self.reseeds |= {id(bits): partial(_reseed_numpy, bits) for bits in self._bits if id(bits) not in owned}
 
     def _visit(self, value: Any, counts: bool, depth: int = DEPTH) -> bool:
         """Returns whether a new generator was found in the value."""
@@ -157,10 +201,10 @@ class Held:
         if kind in PLAIN or id(value) in self._seen or len(self._seen) > MOST or issubclass(kind, OPAQUE):
             return False
         if depth == 0:
-            self._later.append((self._visit, value, counts))
+            self._deep.append((value, counts))
             return False
         if issubclass(kind, type):
-            self._later.append((self._visit_code, value, counts))
+            self._code.append((self._visit_named, value, counts))
             return False
         self._seen[id(value)] = value
         if issubclass(kind, np.random.BitGenerator) and counts:
@@ -168,7 +212,7 @@ class Held:
         if is_generator(value):
             reseed = reseeder(value) if counts else None
             if reseed is not None:
-                self.reseeds.append(reseed)
+                self.reseeds[id(value)] = reseed
             return reseed is not None
         if kind is FunctionType:
             return self._visit_function(value, True, depth)
@@ -210,11 +254,11 @@ class Held:
                     self.holders.append(value)
                 found += [self._visit(part, counts, depth - 1) for part in slots]
                 found.append(self._visit_class(owner, counts, depth))
-        if self._follows_code:  # what objects of compiled classes hold
-            self._later += [(self._visit, part, counts) for part in gc.get_referents(value) if type(part) is not type]
+        # What objects of compiled classes hold.
+        self._code += [(self._visit, part, counts) for part in gc.get_referents(value) if type(part) is not type]
         has_generator = any(found)
         if counts and not has_generator and callable(getattr(kind, "set_random_seed", None)):
-            self.reseeds.append(lambda seed: value.set_random_seed(seed & 0xFFFFFFFF))
+            self.reseeds[id(value)] = lambda seed: value.set_random_seed(seed & 0xFFFFFFFF)
             return True
         return has_generator
 
@@ -229,9 +273,9 @@ class Held:
             if type(part) is FunctionType:
                 found.append(self._visit_function(part, counts, depth))
             elif type(part) in (staticmethod, classmethod):
-                self._later.append((self._visit_code, part.__func__, counts))
+                self._code.append((self._visit_named, part.__func__, counts))
             elif type(part) is property:
-                self._later += [(self._visit_code, code, counts) for code in (part.fget, part.fset, part.fdel)]
+                self._code += [(self._visit_named, code, counts) for code in (part.fget, part.fset, part.fdel)]
             elif not name.startswith("__"):  # but for annotations and such
                 found.append(self._visit(part, counts, depth - 1))
         return any(found)
@@ -246,16 +290,14 @@ class Held:
         for name in function.__code__.co_names:
             part = function.__globals__.get(name)
             if is_generator(part):
-                self._names[id(function.__globals__), name] = function.__globals__
+                self.names[id(function.__globals__), name] = function.__globals__
                 parts.append(part)
         found = [self._visit(part, counts, depth - 1) for part in parts]
-        self._later.append((self._visit_names, function, counts))
+        self._code.append((self._visit_names, function, counts))
         return any(found)
 
-    def _visit_code(self, value: Any, counts: bool) -> None:
+    def _visit_named(self, value: Any, counts: bool) -> None:
         """Visits a function or a class that code names, or what is in the place of one."""
-        if not self._follows_code:
-            return
         if issubclass(type(value), type):
             for owner in value.__mro__:
                 if is_users(owner.__module__):
@@ -268,7 +310,7 @@ class Held:
     def _visit_names(self, function: FunctionType, counts: bool) -> None:
         """Visits what the code of a function names, if it is the user's."""
         scope = function.__globals__
-        if not self._follows_code or not is_users(scope.get("__name__")):
+        if not is_users(scope.get("__name__")):
             return
         if function.__dict__:
             self._visit(function.__dict__, counts)
@@ -291,9 +333,9 @@ class Held:
         if issubclass(kind, ModuleType):
             self._visit_module(value, names, counts, modules)
         elif issubclass(kind, (FunctionType, type)):
-            self._later.append((self._visit_code, value, counts))
+            self._code.append((self._visit_named, value, counts))
         elif kind not in PLAIN or value is None:
-            self._names[id(scope), name] = scope
+            self.names[id(scope), name] = scope
             self._visit(value, counts)
 
     def _visit_module(self, module: ModuleType, names: Iterable[str], counts: bool, modules: set[int]) -> None:
@@ -370,7 +412,7 @@ def settings_of(value: Any) -> list[Any]:
 
     It has numbers and texts by their values, arrays and tensors by their items, and other objects by their ids.
     """
-    held = Held((value,), counts=False, follows_code=False)
+    held = Held((value,), counts=False)
     settings: list[Any] = []
     for holder in held.holders:
         if type(holder) is dict:  # Python itself adds names such as __slotnames__ to a class

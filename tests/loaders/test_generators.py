@@ -392,11 +392,41 @@ def test_without_a_seed_workers_repeat_nothing():
     assert len(draws(Numbers(TRANSFORMS["numpy"]()), 3, seed=None).unique()) == COUNT
 
 
-def test_a_generator_that_is_made_by_a_sample_is_seeded_from_the_next_batch_on():
+LATE = None
+
+
+def late(value):
+    global LATE
+    LATE = LATE or np.random.default_rng(0)
+    return value + LATE.random()
+
+
+@pytest.mark.parametrize("make", [Late, lambda: lambda value: late(value)], ids=["attribute", "global variable"])
+def test_a_generator_that_is_made_by_a_sample_is_seeded_from_the_next_batch_on(make, monkeypatch):
     after_first = slice(16 * 3, None)
-    first, other = (draws(Numbers(Late()), workers)[after_first] for workers in (0, 3))
-    assert torch.equal(first, other)
-    assert len(first.unique()) == COUNT - 16 * 3
+    drawn = []
+    for workers in (0, 3):
+        monkeypatch.setattr(sys.modules[__name__], "LATE", None)
+        drawn.append(draws(Numbers(make()), workers)[after_first])
+    assert torch.equal(*drawn)
+    assert len(drawn[0].unique()) == COUNT - 16 * 3
+
+
+class Renewing:
+    """Makes another object, with a generator in it, for each sample; and draws from global ones, too."""
+
+    def __init__(self):
+        self.newest = Attributes(np.random.default_rng(0))
+
+    def __call__(self, value):
+        self.newest = Attributes(np.random.default_rng(0))
+        return self.newest(value) + MODULE.random() + draw()
+
+
+def test_what_code_leads_to_is_seeded_as_before_after_a_sample_has_replaced_an_object():
+    first = draws(Numbers(Renewing()), 0)
+    forget()
+    assert torch.equal(draws(Numbers(Renewing()), 3), first)
 
 
 def test_a_streams_transforms_are_seeded_and_its_own_generator_goes_on():
