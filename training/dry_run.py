@@ -80,7 +80,9 @@ def try_parts(trainer: Trainer, loss: Tensor, parts: list[dict[str, Any]]) -> No
         losses = torch.stack([trainer.loss_of(part) for part in parts])
     except Exception:  # a loss that compares samples may need two of them
         losses = loss.new_tensor([math.nan])
-    weights = torch.tensor(trainer.part_weights(parts)) / trainer.processes.world_size
+    weights = torch.tensor(trainer.part_weights(parts))
+    if trainer.training_loss_is_sum:
+        weights = weights / trainer.processes.world_size
     total = float((weights.to(losses.device) * losses)[weights > 0].sum())
     if not math.isclose(total, float(loss), rel_tol=0.02):
         log.warning(

@@ -14,7 +14,7 @@ from loaders import merge_states
 from training.checkpoint import newest, read_checkpoint, step_files
 from training.checks import alike
 from training.config import ConfigError, changes
-from training.optimizer import rates_of, resume_optimizer, set_optimizer_mode
+from training.optimizer import resume_optimizer, set_optimizer_mode
 from training.processes import is_sweep
 from training.run import Run
 from training.trainer import Trainer
@@ -38,7 +38,7 @@ def resume(run: Run) -> dict[str, Any] | None:
     check_job(run, state)
     changed = load_state(run, state)
     sentences = "; ".join(changed.values()) or "none"
-    log.info("resuming after step %d; changed settings: %s", run.trainer.step, sentences)
+    log.info("resuming after step %d; changed settings: %s", run.progress.step, sentences)
     limit = run.progress.limit_reached
     if not limit:
         return None
@@ -98,7 +98,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "others": {name: module.state_dict() for name, module in trainer.extra_modules.items()},
         "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
         "own_rates": trainer.has_own_rates,
-        "frozen": [name for name, weight in trainer.named_weights() if not weight.requires_grad],
+        "altered": run.module_state.altered(),
         "scaler": trainer.scaler.state_dict(),
         "means": [trainer.means.state_dict(), trainer.logged.state_dict()],  # since the last line of metrics.jsonl
         "loader": merge_states(run.processes.gather(run.train_loader.state_at(run.progress.position))),
@@ -111,15 +111,12 @@ def state_of(run: Run) -> dict[str, Any]:
 
 
 def save(run: Run) -> None:
-    """Saves a checkpoint, unless a weight or a buffer that was finite is not any more. All processes have to call it.
+    """Saves a checkpoint, unless something in it that was finite is not any more. All processes have to call it.
 
-    Raises ConfigError if one is not, with train.stop_at_nan, or if the processes have different learning rates.
+    Raises ConfigError if one is not, with train.stop_at_nan, or for a change that ModuleState.check refuses.
     """
-    ours = run.trainer.not_finite() - run.infinite_at_start
-    of_processes = run.processes.gather((ours, rates_of(run.trainer.optimizers)))
-    if any(rates != of_processes[0][1] for _, rates in of_processes):
-        raise ConfigError("the processes have different learning rates: a callback has to set the same one in each")
-    names = sorted(set().union(*(broken for broken, _ in of_processes)))
+    run.module_state.check()
+    names = sorted(set().union(*run.processes.gather(run.module_state.not_finite())))
     if not names:
         run.checkpoints.save(state_of(run))
         return
@@ -150,8 +147,7 @@ def load_state(run: Run, state: dict[str, Any]) -> dict[str, str]:
     for means, sums in zip((trainer.means, trainer.logged), state["means"], strict=True):
         means.load_state_dict(sums)
     run.callback_states = state["callbacks"]
-    if "train.freeze" not in changed:
-        run.frozen = state.get("frozen")
+    run.altered = state.get("altered", {})
     if progress.limit_reached and is_within_epoch:
         progress.epoch += 1  # train.max_steps has ended it
     return changed

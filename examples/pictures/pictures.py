@@ -37,7 +37,7 @@ class Pictures:
         folder = run.folder / "pictures"
         folder.mkdir(exist_ok=True)
         grid = self.grid(images, labels.flatten().tolist(), predicted.tolist(), test.classes)
-        file = folder / f"epoch-{trainer.epoch:02d}.png"
+        file = folder / f"epoch-{trainer.progress.epoch:02d}.png"
         file.write_bytes(grid)
 
     def grid(self, images: Tensor, labels: list[int], predicted: list[int], classes: list[str]) -> bytes:

@@ -23,7 +23,7 @@ class Logger:
     """
 
     package: ClassVar[str]  # ConfigError says that it is not installed; it is imported when the run starts
-    start: Callable[[Run], None]  # `run.trainer.step` is 0 for a new run, else the last step before it continues
+    start: Callable[[Run], None]  # `run.progress.step` is 0 for a new run, else the last step before it continues
     metrics: Callable[[int, dict[str, float]], None]  # the step, and numbers by name
     finish: Callable[[dict[str, Any] | None], None]  # the summary; None if the run was interrupted or failed
 
@@ -42,7 +42,7 @@ class Logger:
         self.sweep = next((folder for folder in self.folder.parents if (folder / "multirun.yaml").exists()), None)
         self.run_name = str(self.folder.relative_to(self.sweep.parent)) if self.sweep else self.folder.name
         self._id_file = self.folder / f"{self.name}_run_id.txt"
-        is_continued = run.trainer.step > 0 and self._id_file.exists()
+        is_continued = run.progress.step > 0 and self._id_file.exists()
         self.earlier_id = self._id_file.read_text().strip() if is_continued else None
         self._call(self.start, run)
 

@@ -18,7 +18,7 @@ class TensorBoard(Logger):
         from torch.utils.tensorboard import SummaryWriter
 
         # From purge_step on, TensorBoard hides what the run wrote in this folder before it was interrupted.
-        self._writer = SummaryWriter(str(self.folder), purge_step=run.trainer.step + 1, **self.options)
+        self._writer = SummaryWriter(str(self.folder), purge_step=run.progress.step + 1, **self.options)
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
         for key, value in values.items():

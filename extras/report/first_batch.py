@@ -55,7 +55,7 @@ def write(run: Run) -> None:
         log.warning("%s", text)
     size = data.task.batch_length(run.batch)
     content = {
-        "text": f"The batch of step {run.trainer.step}, of {size} samples, after all transforms.",
+        "text": f"The batch of step {run.progress.step}, of {size} samples, after all transforms.",
         "rows": [*rows, *last],
         "tiles": tiles(run, batch, names),
         "warnings": texts,

@@ -106,7 +106,7 @@ class TwoParts(nn.Module):
 
 class EveryOther(Trainer):
     def train_step(self, batch):
-        if self.step % 2:
+        if self.progress.step % 2:
             super().train_step(batch)
 
 
@@ -271,7 +271,7 @@ class Spy:
     def on_step(self, run):
         self.steps += 1
         self.calls.append("step")
-        run.log(twice=2 * run.trainer.step)
+        run.log(twice=2 * run.progress.step)
 
     def on_log(self, run, values):
         self.calls.append(f"log {values['step']}")
@@ -281,7 +281,7 @@ class Spy:
         self.calls.append("evaluation")
 
     def on_epoch_end(self, run):
-        run.log(epochs_done=run.trainer.epoch)
+        run.log(epochs_done=run.progress.epoch)
         self.calls.append("epoch end")
 
     def on_end(self, run, summary):
@@ -305,7 +305,7 @@ class Looks:
         assert len(batch["label"])
 
     def on_step(self, run):
-        if run.trainer.step % 3 == 0 or run.trainer.step == 8:  # the last of an epoch too
+        if run.progress.step % 3 == 0 or run.progress.step == 8:  # the last of an epoch too
             self.on_start(run)
 
     def on_evaluation(self, run, scores):
@@ -327,11 +327,11 @@ class Stop:
             Stop.how = how
 
     def on_step(self, run):
-        if run.trainer.step == Stop.at and Stop.how != "evaluation":
+        if run.progress.step == Stop.at and Stop.how != "evaluation":
             self._stop()
 
     def on_evaluation(self, run, scores):
-        if run.trainer.step >= Stop.at > 0 and Stop.how == "evaluation":
+        if run.progress.step >= Stop.at > 0 and Stop.how == "evaluation":
             self._stop()
 
     def _stop(self):
@@ -359,12 +359,23 @@ class Plateau:
         self.schedule.load_state_dict(state)
 
 
-class OwnRate:
-    """Sets another learning rate in each process."""
+class OneRank:
+    """The process of rank 1 alone changes something: in on_start, on_step or on_epoch_end."""
 
-    def on_epoch_end(self, run):
-        for group in run.trainer.optimizers[0].param_groups:
-            group["lr"] = 0.1 / (1 + run.processes.rank)
+    def __init__(self, what, at):
+        self.what = what
+        setattr(self, at, self.alter)
+
+    def alter(self, run):
+        network = run.trainer.model
+        if run.processes.rank == 0:
+            return
+        elif self.what == "trained":
+            network.first.requires_grad_(False)
+        elif self.what == "dropout":
+            network.second[0].p = 0.7
+        else:
+            run.trainer.optimizers[0].param_groups[0][self.what] = 0.02
 
 
 class Thaws:
@@ -377,11 +388,25 @@ class Thaws:
         run.trainer.model.first.requires_grad_(True)
 
 
+class Alters:
+    """Changes numbers, flags and modes of modules between the epochs."""
+
+    def on_epoch_end(self, run):
+        network = run.trainer.model
+        if run.progress.epoch == 1:
+            network.second[0].p = 0.1
+            run.data.task.smoothing = 0.7
+            run.trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.5
+        else:
+            network.second.eval()
+            network.sums = run.progress.epoch == 2
+
+
 class Budget:
     """Its time is over in one process an epoch earlier than in the other."""
 
     def on_epoch_end(self, run):
-        run.stops_early |= run.trainer.epoch >= 2 + run.processes.rank
+        run.stops_early |= run.progress.epoch >= 2 + run.processes.rank
 
 
 class Fails:
@@ -392,5 +417,5 @@ class Fails:
         self.error = DataError if expected else RuntimeError
 
     def on_step(self, run):
-        if run.trainer.step == 2 and run.processes.rank == self.rank:
+        if run.progress.step == 2 and run.processes.rank == self.rank:
             raise self.error("the images are gone")

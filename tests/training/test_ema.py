@@ -19,6 +19,7 @@ class Odd(nn.Module):
         self.again = self.half
         self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
         self.register_buffer("center", torch.zeros(3))
+        self.limit = nn.Parameter(torch.tensor([float("-inf")]), requires_grad=False)
 
     def change(self):
         with torch.no_grad():
@@ -44,6 +45,7 @@ def test_weights_and_buffers_get_the_mean_that_torch_gives_them_also_if_a_buffer
     torchs = expected.state_dict()
     assert ours.keys() == torchs.keys() and ours["n_averaged"] == 4
     newest = {"module.norm.num_batches_tracked": model.norm.num_batches_tracked, "module.mask": model.mask}
+    newest["module.limit"] = model.limit
     for name, value in (torchs | newest).items():
         assert torch.equal(ours[name], value), name
     again = EMA(0.9)

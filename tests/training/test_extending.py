@@ -64,6 +64,7 @@ class Fails:
     def on_end(self, run, summary):
         if summary is not None:
             assert summary_of(run.folder)["epochs"] == 2, "it is written already"
+            summary["score"] = "mine"
             summary["added"] = {"figure": np.float32(0.5), "folder": run.folder, "nan": np.float32("nan")}
         raise ZeroDivisionError("end")
 
@@ -84,6 +85,7 @@ def test_nothing_after_training_fails_a_finished_run(tmp_path, monkeypatch, capl
     summary = train(tmp_path, with_a_callback_that_fails("end"))
     assert summary_of(tmp_path) == summary
     assert summary["added"] == {"figure": 0.5, "folder": str(tmp_path), "nan": None}
+    assert summary["score"] == "test_accuracy" and "has set score" in caplog.text
     assert summary["git_commit"] is None and summary["versions"]["torch"]
     assert Spy.calls.count("end") == 2 and "on_end of callbacks.fails" in caplog.text and "git" in caplog.text
 

@@ -1,6 +1,7 @@
 """A step with NaN or infinity loses no finite checkpoint: the run ends with a sentence, or saves no such weights."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ class Exploding(Trainer):
 
     def training_step(self, batch):
         loss, outputs = super().training_step(batch)
-        if self.step == 5:
+        if self.progress.step == 5:
             loss.register_hook(lambda gradient: gradient * math.inf)
         return loss, outputs
 
@@ -82,7 +83,7 @@ def test_a_run_that_goes_on_with_nan_saves_no_such_weights_and_none_of_them_is_t
 
 def test_fp16_leaves_out_a_step_with_nan_and_masks_may_be_infinite(tmp_path):
     masked = f"model._target_={__name__}.Masked"
-    train(tmp_path, POISONED, masked, "train.precision=fp16 train.epochs=1")
+    train(tmp_path, POISONED, masked, "train.precision=fp16 train.epochs=1 callbacks.ema.decay=0.9")
     assert checkpoint(tmp_path)["step"] == 8
     assert all(weight.isfinite().all() for name, weight in checkpoint(tmp_path)["model"].items() if "mask" not in name)
 
@@ -108,19 +109,67 @@ def test_a_step_that_fp16_skips_leaves_the_statistics_of_batch_norm_as_they_were
     assert all(bool(value.isfinite().all()) for value in checkpoint(tmp_path)["model"].values())
 
 
+class Buffers(torch.nn.Sequential):
+    """A network with buffers of each kind."""
+
+    def __init__(self, num_classes, in_channels, **_):
+        super().__init__(*normed(num_classes, in_channels))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.register_buffer("phases", torch.ones(2, dtype=torch.complex64))
+        self.register_buffer("sparse", torch.eye(2).to_sparse())
+        self.register_buffer("none", torch.zeros(0))
+
+
+def state_of_bias(trainer):
+    return trainer.optimizers[0].state[trainer.model[1].bias]
+
+
+# What is not finite any more, by the words that name it, in a run with a running mean (EMA).
+SPOILT = {
+    "NaN in model.1.running_mean": lambda trainer: trainer.model[1].running_mean,
+    "NaN in model.scratch": lambda trainer: trainer.model.scratch,
+    "NaN in model.phases": lambda trainer: trainer.model.phases,
+    "NaN in model.0.weight": lambda trainer: trainer.ema_model[0].weight[0, 0, 0],
+    "infinity in exp_avg_sq of model.1.bias": lambda trainer: state_of_bias(trainer)["exp_avg_sq"],
+    "infinity in weight_decay of the optimizer": lambda trainer: trainer.optimizers[0].param_groups[0],
+}
+
+
 class Spoils:
-    """A callback after which a buffer is not finite."""
+    """A callback after whose step 5 something is not finite."""
+
+    def __init__(self, name):
+        self.name = name
 
     def on_step(self, run):
-        if run.trainer.step == 5:
-            run.trainer.model[1].running_mean[0] = math.nan
+        if run.progress.step == 5:
+            value = SPOILT[self.name](run.trainer)
+            key = "weight_decay" if isinstance(value, dict) else 0
+            with torch.no_grad():
+                value[key] = math.inf if "infinity" in self.name else math.nan
 
 
-def test_a_buffer_that_was_finite_and_is_not_any_more_is_named_and_not_saved(tmp_path, error):
-    spoils = f"model._target_={__name__}.normed +callbacks.spoils._target_={__name__}.Spoils"
-    with error(r"model\.1\.running_mean", "step 8"):
-        train(tmp_path, spoils, "train.checkpoint_every=4")
-    assert saved(tmp_path) == {4: True}
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_was_finite_and_is_not_any_more_is_named_and_not_saved(tmp_path, error, name):
+    spoils = f"model._target_={__name__}.Buffers +callbacks.spoils={{_target_: {__name__}.Spoils, name: '{name}'}}"
+    with error(re.escape(name), "step 6"):
+        # The rate is 0: a weight that becomes NaN too would be named instead.
+        train(tmp_path, spoils, "train.checkpoint_every=3 optim=adamw optim.lr=0 callbacks.ema.decay=0.9")
+    assert [file.name for file in (tmp_path / "checkpoints").glob("step-*.pt")] == ["step-0000003.pt"]
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
+def test_an_evaluation_that_is_not_finite_is_warned_of_and_never_the_best(tmp_path, caplog, value):
+    scores = f"task.scores={{own: {{_target_: {__name__}.own_score, _partial_: true, value: {value}}}}}"
+    for better in ("true", "false"):
+        train(tmp_path / better, scores, f"task.metric=own task.higher_is_better={better} train.epochs=1")
+        assert not (tmp_path / better / "checkpoints" / "best.pt").exists()
+    warnings = [text for text in caplog.messages if "test_own is not finite" in text]
+    assert len(warnings) == 2
+
+
+def own_score(outputs, labels, value):
+    return torch.full((len(labels),), value)
 
 
 @pytest.mark.parametrize("key", ["resume", "init_from"])

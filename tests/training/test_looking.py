@@ -1,14 +1,19 @@
 """What callbacks, optimizers and collate functions of a fork may do in a run without changing what it trains."""
 
+from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import SGD
 from torch.utils.data import default_collate
 
 from data.synthetic import Synthetic
 from tests.configs import (
     EXTENSIONS,
+    TWO_PARTS,
     checkpoint,
     differences,
     steps,
@@ -29,7 +34,7 @@ class Reads:
             next(iter(run.train_loader))
 
     def on_step(self, run):
-        if run.trainer.step == self.at:
+        if run.progress.step == self.at:
             next(run.train_loader)
 
     def on_log(self, run, values):
@@ -71,6 +76,29 @@ def test_workers_get_the_attributes_of_a_dataset_that_a_callback_has_changed(tmp
     raises = f"data._target_={__name__}.Levelled +callbacks.raises._target_={__name__}.Raises"
     train(tmp_path, raises, "loader=workers loader.num_workers=1 train.epochs=3 data.length=64")
     assert Raises.seen == [1, 1, 2, 2, 3, 3]
+
+
+ADDED: dict[str, Callable[[Any], Any]] = {
+    "a module": lambda run: setattr(run.trainer.model, "more", nn.Linear(2, 2)),
+    "another weight": lambda run: setattr(run.trainer.model.first[1], "bias", nn.Parameter(torch.zeros(10))),
+    "a module of the trainer": lambda run: setattr(run.trainer, "teacher", deepcopy(run.trainer.model)),
+    "a group": lambda run: run.trainer.optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(1))]}),
+    "an optimizer": lambda run: setattr(run.trainer, "optimizers", [SGD(run.trainer.model.parameters())]),
+}
+
+
+class Adds:
+    """Adds or replaces something when the run starts, or after the first epoch."""
+
+    def __init__(self, what, at):
+        setattr(self, at, ADDED[what])
+
+
+@pytest.mark.parametrize("at", ["on_start", "on_epoch_end"])
+@pytest.mark.parametrize("what", ADDED)
+def test_a_callback_may_not_add_or_replace_what_a_resume_could_not_load(tmp_path, error, what, at):
+    with error("added or replaced", "configure_optimizers"):
+        train(tmp_path, TWO_PARTS, f"+callbacks.adds={{_target_: {__name__}.Adds, what: {what}, at: {at}}}")
 
 
 def test_a_learning_rate_of_the_command_line_replaces_that_of_a_callback(tmp_path):

@@ -73,6 +73,8 @@ CONFIGS = {
     "batch sampler": f"batch_sampler._target_={EXTENSIONS}.Pairs train.last_batch=keep data.length=32",
     "what callbacks change": f"{TWO_PARTS} schedule=step schedule.step_size=1 train.epochs=3 "
     f"+callbacks.plateau._target_={EXTENSIONS}.Plateau +callbacks.thaws._target_={EXTENSIONS}.Thaws",
+    "numbers and modes that a callback changes": f"{TWO_PARTS} train.epochs=4 "
+    f"+callbacks.alters._target_={EXTENSIONS}.Alters",
     "a rate that a callback sets": f"{PLATEAU} schedule=constant",
     "a rate that a callback sets, each step": f"{PLATEAU} schedule=constant schedule.every=step",
     "a rate that a callback sets, cosine": f"{PLATEAU} schedule=cosine",

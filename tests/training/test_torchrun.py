@@ -224,10 +224,26 @@ def test_processes_stop_together_and_average_the_gradients_of_weights_that_are_u
 
 
 @pytest.mark.slow
-def test_processes_that_a_callback_gives_different_learning_rates_end_in_a_sentence(python, tmp_path):
-    Run(python, tmp_path, f"+callbacks.own._target_={EXTENSIONS}.OwnRate schedule=constant").finish(
-        "different learning"
-    )
+@pytest.mark.parametrize(
+    ("what", "at", "named"),
+    [
+        ("lr", "on_epoch_end", "optimizers.0.0.lr"),
+        ("weight_decay", "on_step", "optimizers.0.0.weight_decay"),
+        ("trained", "on_start", "model.first.1.bias.requires_grad"),
+        ("trained", "on_step", "requires_grad of weights in some of the processes"),
+        ("trained", "on_epoch_end", "model.first.1.bias.requires_grad"),
+    ],
+)
+def test_a_change_in_one_process_alone_ends_all_in_a_sentence_that_names_it(python, tmp_path, what, at, named):
+    one = f"{NO_DROPOUT} +callbacks.one={{_target_: {EXTENSIONS}.OneRank, what: {what}, at: {at}}}"
+    Run(python, tmp_path, one, "schedule=constant").finish(named)
+
+
+@pytest.mark.slow
+def test_a_number_of_a_module_that_differs_between_processes_is_warned_of_once(python, tmp_path):
+    one = f"{TWO_PARTS} +callbacks.one={{_target_: {EXTENSIONS}.OneRank, what: dropout, at: on_step}}"
+    run = Run(python, tmp_path, one).finish()
+    assert (run.out / "train.log").read_text().count("model.second.0.p, [0.5, 0.7]") == 1
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ class Recorder(Logger):
             raise OSError(f"the network is down\nat the {name}")
 
     def start(self, run):
-        self._note("start", run.trainer.step, self.earlier_id)
+        self._note("start", run.progress.step, self.earlier_id)
         self.save_id("id")
 
     def metrics(self, step, values):

@@ -1,0 +1,134 @@
+"""What the modules and optimizers of a run hold: whether it is finite, and what callbacks have changed of it."""
+
+import logging
+import math
+from itertools import chain
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from training.config import ConfigError
+from training.optimizer import RATES, settings_of_groups
+from training.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+SAME = (*RATES, "weight_decay", "requires_grad")  # settings with which processes would train different weights
+
+
+class ModuleState:
+    """Made when all is built, before a checkpoint is loaded. What is not finite then, such as masks, may stay so.
+
+    Settings are the numbers, texts and flags in public attributes of modules, such as `p` of a dropout, `training` of
+    a norm, `smoothing` of a task; and which weights are trained. A checkpoint has those that were changed after
+    on_start of the callbacks; a resume sets them again.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._processes = trainer.processes
+        self._parts_at_start = self._parts()
+        self._at_start: dict[str, Any] = {}  # the settings
+        self._differing: set[str] = set()  # the settings of which a warning said that processes have different ones
+        self._never_finite: set[str] = set()
+        self._never_finite = self.not_finite()
+
+    def not_finite(self) -> set[str]:
+        """What was finite and is not: "NaN in NAME", "infinity in NAME". Waits for the device.
+
+        It looks at weights, dense buffers, also those that are not saved, their mean (EMA), and the optimizers' state.
+        """
+        found = set()
+        tensors: dict[Any, list[tuple[str, Tensor]]] = {}  # one launch for those of a device and dtype
+        for name, value in self._numbers():
+            if isinstance(value, float):
+                value = torch.tensor(value)
+            is_dense = isinstance(value, Tensor) and value.layout is torch.strided
+            if is_dense and value.dtype in CHECKED and value.numel():
+                tensors.setdefault((value.device, value.dtype), []).append((name, value.detach()))
+        for alike in tensors.values():
+            norms = torch._foreach_norm([value for _, value in alike], math.inf)
+            for (name, _), norm in zip(alike, torch.stack(norms).tolist(), strict=True):
+                if not math.isfinite(norm):
+                    found.add(f"{'NaN' if math.isnan(norm) else 'infinity'} in {name}")
+        return found - self._never_finite
+
+    def _numbers(self) -> list[tuple[str, Any]]:
+        """The values by name in which there may be tensors and numbers."""
+        trainer = self._trainer
+        modules = [*trainer.all_modules.items()]
+        if trainer.ema_model is not None:
+            modules.append(("model", trainer.ema_model))
+        values: list[tuple[str, Any]] = []
+        for prefix, module in modules:
+            values += module.named_parameters(prefix)
+            values += module.named_buffers(prefix)
+        names = {id(weight): name for name, weight in values}
+        for optimizer in trainer.optimizers:
+            for weight, state in optimizer.state.items():
+                entries = state.items() if isinstance(state, dict) else ()
+                values += [(f"{key} of {names.get(id(weight), 'a weight')}", value) for key, value in entries]
+            for group in optimizer.param_groups:
+                values += [(f"{key} of the optimizer", value) for key, value in group.items()]
+        return values
+
+    def begin(self, altered: dict[str, Any]) -> None:
+        """Called after on_start of the callbacks. Sets the settings that a run before this resume had `altered`."""
+        self._at_start = self._settings()
+        owners: dict[str, Any] = {**self._modules(), **dict(self._trainer.named_weights())}
+        for name, value in altered.items():
+            path, _, attribute = name.rpartition(".")
+            if hasattr(owners.get(path), attribute):
+                setattr(owners[path], attribute, value)
+
+    def altered(self) -> dict[str, Any]:
+        """The settings that were changed since `begin`."""
+        now = self._settings()
+        return {name: now[name] for name, value in self._at_start.items() if now.get(name, value) != value}
+
+    def check(self) -> None:
+        """Raises ConfigError for a change that no resume could load, or with which processes train different weights.
+
+        Warns of other settings that differ between processes. All of them have to call it.
+        """
+        if sorted(map(id, self._parts())) != sorted(map(id, self._parts_at_start)):  # pruning may rename weights
+            raise ConfigError(
+                "a weight, a group of weights or an optimizer was added or replaced after the run was built, so a "
+                "resume could not load it: build it in the network, or in configure_optimizers() of a trainer"
+            )
+        settings = self._settings() | settings_of_groups(self._trainer.optimizers)
+        if len({*self._processes.gather(crc32(repr(sorted(settings.items())).encode()))}) == 1:
+            return
+        of_processes = self._processes.gather(settings)
+        for name in sorted(set().union(*of_processes) - self._differing):
+            values = [theirs.get(name) for theirs in of_processes]
+            if all(value == values[0] for value in values):
+                continue
+            sentence = (
+                f"the processes have different values of {name}, {values}: a callback has to set the same in each"
+            )
+            if name.rpartition(".")[2] in SAME:
+                raise ConfigError(sentence)
+            self._differing.add(name)
+            log.warning("%s", sentence)
+
+    def _modules(self) -> dict[str, nn.Module]:
+        modules = self._trainer.all_modules.items()
+        return {path: part for prefix, module in modules for path, part in module.named_modules(prefix=prefix)}
+
+    def _settings(self) -> dict[str, Any]:
+        settings = {f"{name}.requires_grad": weight.requires_grad for name, weight in self._trainer.named_weights()}
+        for path, module in self._modules().items():
+            for name, value in vars(module).items():
+                if isinstance(value, int | float | str | None) and not name.startswith("_"):
+                    settings[f"{path}.{name}"] = value
+        return settings
+
+    def _parts(self) -> list[Any]:
+        """The weights, those in the groups of the optimizers, and the optimizers."""
+        optimizers = self._trainer.optimizers
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        return [*(weight for _, weight in self._trainer.named_weights()), *chain(*groups), *optimizers]
