@@ -36,6 +36,9 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
         first = move(data.first, lambda tensor: tensor.to(trainer.device))
         try_training(trainer, data.augment(first, Random(0, 0, 0)), smallest)
     names = dry_run_evaluation(trainer, data)
+    is_known = None not in (trainer.training_loss_is_sum, trainer.evaluation_loss_is_sum)
+    if not is_known and divides_batches(trainer):
+        log.warning("the loss of the first samples is 0: whether it adds up samples is not known, so not assumed")
     check_sum(trainer)
     check_optimized(trainer)
     if left_out := trainer.metrics.left_out:
@@ -117,12 +120,12 @@ def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
     return names
 
 
-def is_sum(trainer: Trainer, loss: Any, step: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> bool:
+def is_sum(trainer: Trainer, loss: Any, step: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> bool | None:
     """Whether `step`, which returned `loss` for a batch, adds up the samples: then the loss grows by the same for
     each copy of the batch, whatever constant is in it.
 
-    It is compared for two and four copies: if each sample is to be told from the others of its batch, the mean loss
-    grows from log 2 to log 4, and to log 8.
+    None: it is not known, as the loss is 0. It is compared for two and four copies: if each sample is to be told from
+    the others of its batch, the mean loss grows from log 2 to log 4, and to log 8.
     """
     count = trainer.task.batch_length(batch)
     try:
@@ -132,9 +135,7 @@ def is_sum(trainer: Trainer, loss: Any, step: Callable[[dict[str, Any]], Any], b
         return False
     if fourfold == 0:  # such as the sum over ignored labels
         reduction = getattr(trainer.task.own_loss, "reduction", None)
-        if reduction is None and divides_batches(trainer):
-            log.warning("the loss of the first samples is 0: whether it adds up samples is not known, so not assumed")
-        return reduction == "sum"
+        return None if reduction is None else reduction == "sum"
     growth = fourfold - double
     return abs(growth) > 0.01 * abs(fourfold) and math.isclose(growth, 2 * (double - single), rel_tol=0.15)
 

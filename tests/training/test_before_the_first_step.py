@@ -114,6 +114,7 @@ STREAM = f"data._target_={EXTENSIONS}.Stream"
 SYNTHETIC = "data._target_=data.synthetic.Synthetic"
 PAIRS = f"sampler._target_={EXTENSIONS}.Pairs"
 MARGIN = "task.loss={_target_: torch.nn.MultiMarginLoss}"
+WEIGHTED = "task.loss={_target_: torch.nn.CrossEntropyLoss"
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a label out of range": (fault("a wrong label"), r"label & \b2\b & 0 (to|and) 1"),
@@ -153,6 +154,11 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a frozen part that is not there": ("train.freeze=features", r"train\.freeze=features & \b1\b"),
     "a loss without gradient": (f"task.loss={{_target_: {__name__}.mistakes}}", "gradient"),
     "a loss that takes no shares of mixup": (f"augment.mixup=0.2 {MARGIN}", "loss|augment|mixup|target"),
+    "weights of three classes": (f"{WEIGHTED}, weight: [1, 2, 3]}}", "weight"),
+    "weights that are no numbers": (
+        f"{WEIGHTED}, weight: [a, b]}}",
+        r"task\.loss\.weight=\['a', 'b'\] & give numbers",
+    ),
     "a loss per sample": (own("trainer", "PerSample"), r"\(2,\)|\(16,\) & mean"),
     "a step that returns nothing": (own("trainer", "Forgetful"), "Forgetful|training_step & None|return"),
     "scores without names": (own("trainer", "Unscored"), "evaluation_step & dict|name"),

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from tests.configs import FAST, checkpoint, composed, train
 from tests.data.reading import refused
+from training.build import function_of
 from training.checks import check_batch
 from training.config import checked
 from training.dry_run import is_sum, no_trace, try_parts
@@ -155,6 +156,37 @@ def test_a_loss_whose_parts_add_up_is_not_warned_of(trainer, caplog, loss):
     with no_trace(trainer):
         try_parts(trainer, trainer.loss_of(batch), parts_of(batch, 2, 2))
     assert not caplog.text
+
+
+def without_gradient(outputs, labels):
+    return outputs.sum() * 0
+
+
+def test_that_a_sum_cannot_be_told_from_a_mean_is_said_once(tmp_path, caplog):
+    train(tmp_path, *FAST, f"task.loss={{_target_: {__name__}.without_gradient, _partial_: true}} train.accumulate=2")
+    assert sum("is not known" in text for text in caplog.messages) == 1
+
+
+def of_a_list(outputs, labels, numbers: list[float] | None = None):
+    return numbers
+
+
+@pytest.mark.parametrize(
+    ("target", "key"),
+    [
+        ("torch.nn.CrossEntropyLoss", "weight"),
+        ("torch.nn.NLLLoss", "weight"),
+        ("torch.nn.MultiLabelSoftMarginLoss", "weight"),
+        ("torch.nn.BCEWithLogitsLoss", "pos_weight"),
+        (f"{__name__}.of_a_list", "numbers"),
+    ],
+)
+def test_a_list_is_a_tensor_where_a_loss_takes_nothing_else(target, key):
+    loss = function_of("task.loss", {"_target_": target, key: [1, 2.5], "_partial_": True})
+    if key == "numbers":
+        assert loss(0, 0) == [1, 2.5]
+    else:
+        assert torch.equal(getattr(loss, key), torch.tensor([1, 2.5]))
 
 
 def test_parameters_of_a_loss_are_trained_and_saved(tmp_path, caplog):
