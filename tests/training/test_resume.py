@@ -253,6 +253,7 @@ LOOKS = CHANGES[-1]
         ("mixture", "2 SIGTERM", "torch 0, workers 1"),
         ("batch sampler", "5 SIGINT", "workers 0, workers 2"),
         ("what callbacks change", "3 SIGINT, 8 SIGTERM, 13 error", "torch 0, workers 0, torch 0, workers 1"),
+        ("numbers and modes that a callback changes", "8 SIGTERM, 13 error, 21 SIGTERM", ", workers 0, , "),
         ("a rate that a callback sets", "8 SIGTERM, 13 SIGTERM, 17 SIGTERM", ", , , "),
         ("a rate that a callback sets, each step", "8 SIGTERM, 13 SIGTERM", ", , "),
         ("a rate that a callback sets, cosine", "8 SIGTERM, 13 SIGTERM", ", , "),
