@@ -120,7 +120,9 @@ class ModuleState:
         return {path: part for prefix, module in modules for path, part in module.named_modules(prefix=prefix)}
 
     def _settings(self) -> dict[str, Any]:
-        settings = {f"{name}.requires_grad": weight.requires_grad for name, weight in self._trainer.named_weights()}
+        settings: dict[str, Any] = {
+            f"{name}.requires_grad": weight.requires_grad for name, weight in self._trainer.named_weights()
+        }
         for path, module in self._modules().items():
             for name, value in vars(module).items():
                 if isinstance(value, int | float | str | None) and not name.startswith("_"):
