@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,40 @@ from omegaconf import DictConfig
 from extras.sweep.report import NOTES, Sweep, write_report
 from training.files import write_whole
 from training.processes import rank
+from training.results import sentence_of
 
 
 class SweepTable(Callback):
     """Hydra makes one in the program that was started, and one in each process that runs jobs."""
 
+    running: DictConfig | None = None  # the config of the job that this process runs
+
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         if rank() == 0:
             shutil.rmtree(folder_of(config) / NOTES, ignore_errors=True)  # notes of an earlier sweep in this folder
-            atexit.register(print_report, folder_of(config))  # Hydra calls on_multirun_end only if all jobs succeed
+            atexit.register(self._end, folder_of(config))  # Hydra calls on_multirun_end only if all jobs succeed
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        self.running = config
         write_note(config, "unfinished", "it was interrupted, or is still running")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        self.running = None
         failed = job_return.status == JobStatus.FAILED
         error = str(job_return._return_value) if failed else ""  # the property would raise it
         write_note(config, "failed" if failed else "done", error)
         if rank() == 0 and (folder_of(config) / NOTES).exists():
             write_report(folder_of(config))  # Hydra turns an error of a callback into a warning
+
+    def _end(self, folder: Path) -> None:
+        """Prints the report, also after Ctrl-C, and if jobs failed."""
+        error = getattr(sys, "last_value", None)
+        if self.running is not None and error is not None:  # under torchrun, where a job that fails ends the program
+            write_note(self.running, "failed", sentence_of(error))
+            write_report(folder)
+        sweep = Sweep(folder)
+        if sweep.jobs:
+            print(sweep.text())
 
 
 def folder_of(config: DictConfig) -> Path:
@@ -59,10 +75,3 @@ def write_note(config: DictConfig, status: str, error: str = "") -> None:
     notes = folder_of(config) / NOTES
     notes.mkdir(parents=True, exist_ok=True)
     write_whole(notes / f"{hydra.job.num}.json", json.dumps(note))
-
-
-def print_report(folder: Path) -> None:
-    """Prints the report, also after Ctrl-C, and if jobs failed."""
-    sweep = Sweep(folder)
-    if sweep.jobs:
-        print(sweep.text())

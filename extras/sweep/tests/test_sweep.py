@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, pyt
     assert done.stdout.rstrip().endswith(report), "the report comes last, also of a sweep that failed"
     assert f"Fastest: job 0, {summary['images_per_second']:,.0f} images/s" in report
     assert "loader.num_workers=0" in report.partition("Use it by\n  python train.py ")[2].splitlines()[0]
+
+
+def test_a_job_that_fails_under_torchrun_and_ends_the_sweep_is_listed_with_its_error(tmp_path, python, bound):
+    environment = {**os.environ, "WORLD_SIZE": "2", "RANK": "0"}
+    fails = [text.replace("num_workers=0,-1", "num_workers=-1,0") for text in SWEEP]
+    python.run(CONF.parent / "train.py", "-m", *FAST, *fails, cwd=tmp_path, env=environment, timeout=bound)
+    (row,) = csv.DictReader((tmp_path / "there" / "sweep.csv").read_text().splitlines())
+    assert row["status"] == "failed" and "loader.num_workers=-1: give a number from 0" in row["error"]
 
 
 def add_job(folder, number, overrides, outcome=None):
