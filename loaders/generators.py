@@ -48,6 +48,7 @@ DEPTH = 8  # levels that are searched in one go; what lies deeper comes later
 LONGEST = 64  # items: what a longer container holds comes last, and is compared only once an epoch
 MOST = 10_000  # objects that are looked into
 ITEMS = 100_000  # items of a container that are looked at
+INSIDE = 1000  # items of a long container that are looked into
 PLACES = 1000  # objects whose places are compared before each batch
 SPOTS = 65_536  # items: of a larger array only FEW_SPOTS are compared, spread evenly
 FEW_SPOTS = 1024
@@ -231,9 +232,8 @@ class Held:
 
     def _visit_items(self, value: Any, counts: bool) -> None:
         """Visits the items of a long container. Tuples and dicts that hold only plain ones are no affair of gc's."""
-        for part in items_of(value):
-            if type(part) in PLAIN or (type(part) in (tuple, dict) and not gc.is_tracked(part)):
-                continue
+        parts = [part for part in items_of(value) if type(part) not in PLAIN]
+        for part in [part for part in parts if type(part) not in (tuple, dict) or gc.is_tracked(part)][:INSIDE]:
             self._visit(part, counts)
 
     def _visit_object(self, value: Any, counts: bool, depth: int) -> bool:
@@ -445,9 +445,11 @@ def setting_of(part: Any) -> Any:
         return kind, part.tobytes()
     if kind is np.ndarray and is_private(part):
         return part.dtype, part.shape, part.flat[spots_of(part.size)].tobytes()
-    if kind is torch.Tensor and part.device.type == "cpu" and part.layout == torch.strided and not part.is_shared():
-        items = part.detach().take(torch.from_numpy(spots_of(part.numel())))
-        return part.dtype, part.shape, items.view(torch.uint8).numpy().tobytes()
+    if kind is torch.Tensor and part.device.type == "cpu":
+        with suppress(RuntimeError):  # sparse, quantized, nested and others do not give their items
+            if not part.is_shared():
+                items = part.detach().take(torch.from_numpy(spots_of(part.numel())))
+                return part.dtype, part.shape, items.view(torch.uint8).numpy().tobytes()
     return id(part)
 
 

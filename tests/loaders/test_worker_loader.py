@@ -59,6 +59,12 @@ class Levelled(Numbers):
 
     def __init__(self, parts, level):
         super().__init__(4)
+        self.odd = [
+            torch.zeros(2).to_sparse(),
+            torch.nested.nested_tensor([torch.ones(1)]),
+            torch.ones(2).conj(),
+            np.nan,
+        ]
         self.parts = parts
         self.level = level
 
