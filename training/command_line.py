@@ -16,11 +16,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import OmegaConf
 
-from data.errors import home_path
 from data.transform import OLD_KEYS
 from training.config import ROOT, ConfigError
 from training.files import write_whole
 from training.processes import rank, world_size
+from training.resume import named_path
 
 COMMAND = "command.yaml"  # in a run's folder: the flags and the overrides with which it began
 # Processes that are not the main one make no folder and no log.
@@ -59,9 +59,15 @@ def complete(arguments: list[str]) -> list[str]:
         raise ConfigError(f"{by_key[''].input_line}: there is no key before the =")
     folder = None
     key, default = ("hydra.sweep.dir", "multirun") if options.multirun else ("hydra.run.dir", "outputs")
-    resumed = path_to_resume(by_key.get("train.resume"))
+    override = by_key.get("train.resume")
+    if override is not None and override.is_sweep_override():
+        raise ConfigError(f"{override.input_line}: each run has its own settings: resume one run at a time")
+    resumed = named_path(override and override.value())
     if resumed is not None:
-        run_folder = next((path for path in (resumed, *resumed.parents) if has_command(path)), resumed)
+        runs = (
+            path for path in (resumed, *resumed.parents) if (path / COMMAND).exists() or (path / ".hydra").is_dir()
+        )
+        run_folder = next(runs, resumed)
         command = earlier_command(run_folder)
         flags = [*command["flags"], *flags]
         earlier = [line for line in command["overrides"] if not parsed([line]).keys() & by_key.keys()]
@@ -82,17 +88,6 @@ def complete(arguments: list[str]) -> list[str]:
 
 def with_home(argument: str) -> str:
     return re.sub(r"(?<=[=,\'\"[])~(?=[/,]|$)", lambda _: os.path.expanduser("~"), argument)
-
-
-def path_to_resume(override: Override | None) -> Path | None:
-    """The folder or the checkpoint file of train.resume; None if it names none."""
-    if override is None:
-        return None
-    if override.is_sweep_override():
-        raise ConfigError(f"{override.input_line}: each run has its own settings: resume one run at a time")
-    if override.value() in ("auto", None):
-        return None
-    return home_path(str(override.value()))
 
 
 def check_folder(folder: Path) -> None:
@@ -131,10 +126,6 @@ def save_command(folder: Path) -> None:
     if OmegaConf.select(config, "runtime.output_dir") == str(folder):  # else Hydra has started another run
         hydra: Any = OmegaConf.to_container(config)
         write_whole(folder / COMMAND, yaml.safe_dump(command_of(hydra, hydra["overrides"]["task"])))
-
-
-def has_command(folder: Path) -> bool:
-    return (folder / COMMAND).exists() or (folder / ".hydra").is_dir()
 
 
 def earlier_command(folder: Path) -> dict[str, list[str]]:

@@ -47,16 +47,20 @@ class Progress:
         self.epoch = position.epoch
 
     @property
-    def is_between_epochs(self) -> bool:
+    def at_epoch_end(self) -> bool:
         """Whether an epoch has just ended: a run that resumes there repeats its evaluation."""
         return self.step > 0 and (self.position.batch == 0 or self.limit_reached != "")
 
     @property
     def limit_reached(self) -> str:
         """The setting that ends the run at this step; empty if it continues."""
-        if self._max_steps is not None and self.step >= self._max_steps:
+        return self.limit_at(self.step, self.epoch)
+
+    def limit_at(self, step: int, epoch: int) -> str:
+        """The setting that ends the run after so many steps and epochs; empty if it continues."""
+        if self._max_steps is not None and step >= self._max_steps:
             return f"train.max_steps={self._max_steps}"
-        if self.epoch >= self._epochs:
+        if epoch >= self._epochs:
             return f"train.epochs={self._epochs}"
         return ""
 

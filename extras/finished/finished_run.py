@@ -6,7 +6,6 @@ this repository's code, as those settings say.
 
 from __future__ import annotations
 
-import logging
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,15 +22,14 @@ from data.subset import unaugmented
 from loaders import Preloader, build_loader
 from training import script
 from training.build import build
-from training.checkpoint import read_checkpoint
+from training.checkpoint import best_or_newest, read_checkpoint
 from training.config import ROOT, Config, ConfigError, checked
 from training.datasets import Datasets
 from training.launch import Extras
 from training.processes import Processes
+from training.resume import Origin
 from training.trainer import Trainer
-from training.weights import evaluated_weights, find
-
-log = logging.getLogger(__name__)
+from training.weights import evaluated_weights
 
 SPLITS = ("test", "val", "train")
 
@@ -45,16 +43,14 @@ class FinishedRun:
     """
 
     def __init__(self, source: Path, overrides: Sequence[str] = ()) -> None:
-        self.path = find(source)
+        self.path = best_or_newest(source)
         state = read_checkpoint(self.path)
         self.step = int(state["step"])
         folder = self.path.resolve().parent
         self.folder = folder.parent if folder.name == "checkpoints" else folder
         self.config = configured(state["config"], overrides)
-        if "classes" not in state:
-            log.warning("%s has no names of classes: it is of an earlier version; the dataset's are used", self.path)
-        self.data = Datasets(self.config, state.get("classes"), is_finished=True)
-        self.data.check_split(state)
+        self.data = Datasets(self.config, Origin(state).classes_for, is_finished=True)
+        self.data.check_split(state["data"]["trained"])
         loaded = {"pretrained": False} if "pretrained" in self.config.model else {}  # nothing is downloaded
         config = replace(self.config, model=self.config.model | loaded)
         processes = Processes(config.device, config.train)

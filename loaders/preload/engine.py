@@ -208,7 +208,7 @@ class PreloadEngine:
                     item.ready = copier.note_ready()
                 else:
                     random = Random(self._seed, *batch_id, self._rank)
-                    reading.batch, item.ready = copier.prepare(reading.batch, random, batch_id)
+                    reading.batch, item.ready = copier.copy(reading.batch, random, batch_id)
         except BaseException as error:
             if not self._depth and (not isinstance(error, Exception) or is_of_signal(error)):
                 raise

@@ -15,10 +15,10 @@ import torch
 from tests.configs import SMALL, checkpoint, composed, metrics, train
 from tests.data.fakes import flip_a_byte
 from tests.data.reading import refused
-from training.checkpoint import Checkpoints
+from training.checkpoint import KEYS, Checkpoints
 from training.config import checked
 from training.processes import Processes
-from training.resume import find_checkpoint
+from training.resume import choose_origin
 
 
 def checkpoints(folder, keep=2, interval=(inf, inf)):
@@ -29,7 +29,14 @@ def checkpoints(folder, keep=2, interval=(inf, inf)):
 
 
 def state(step):
-    return {"model": {"weight": torch.full((500,), 3.0)}, "step": step, "config": {}}
+    rest = {key: {} for key in KEYS - {"model", "step"}}
+    return {"model": {"weight": torch.full((500,), 3.0)}, "step": step, **rest}
+
+
+def found(folder, resume="auto", init_from=None):
+    """The step of the checkpoint that a run in the folder begins with, or the name of its weights' file, or None."""
+    origin = choose_origin(folder, SimpleNamespace(resume=resume, init_from=init_from))
+    return origin.state["step"] if origin.state else origin.weights and origin.weights.path.name
 
 
 def names(folder):
@@ -83,7 +90,7 @@ def test_checkpoints_of_a_run_that_was_not_continued_are_removed_and_files_that_
     for step in (1, 2):
         afresh.save(state(step))
         assert names(tmp_path) == {"last.pt", f"step-000000{step}.pt", *yours}
-    assert find_checkpoint(tmp_path, "auto")["step"] == 2
+    assert found(tmp_path) == 2
 
 
 @pytest.mark.parametrize("damage", [partial(os.truncate, length=1000), partial(os.truncate, length=0), flip_a_byte])
@@ -93,10 +100,10 @@ def test_a_damaged_checkpoint_is_named_and_an_earlier_one_used_but_no_run_starts
     folder = tmp_path / "checkpoints"
     newest = folder / "step-0000002.pt"
     damage(newest)
-    assert find_checkpoint(tmp_path, "auto")["step"] == 1 and "step-0000002.pt" in caplog.text
+    assert found(tmp_path) == 1 and "step-0000002.pt" in caplog.text
     (folder / "step-0000001.pt").write_bytes(b"PK\x03\x04 half a zip")
     with refused(r"can be read.*train\.resume=null"):
-        find_checkpoint(tmp_path, "auto")
+        found(tmp_path)
 
 
 def test_a_failed_write_leaves_the_last_good_checkpoint_whole(tmp_path):
@@ -106,18 +113,30 @@ def test_a_failed_write_leaves_the_last_good_checkpoint_whole(tmp_path):
         (AttributeError, pickle.PicklingError)
     ):  # the first until Python 3.13; half of the file is written
         ours.save(state(2) | {"more": [torch.zeros(9), lambda: None]})
-    assert names(tmp_path) == {"last.pt", "step-0000001.pt"} and find_checkpoint(tmp_path, "auto")["step"] == 1
+    assert names(tmp_path) == {"last.pt", "step-0000001.pt"} and found(tmp_path) == 1
 
 
-def test_an_interrupted_run_goes_on_from_its_own_checkpoint_not_from_where_it_began(tmp_path):
-    first = tmp_path / "first"
-    second = tmp_path / "second"
-    assert find_checkpoint(first, "auto") is None
-    checkpoints(first).save(state(4))
-    assert find_checkpoint(first, None) is None
-    assert find_checkpoint(second, str(first))["step"] == 4
-    checkpoints(second).save(state(6))
-    assert find_checkpoint(second, str(first))["step"] == 6
+@pytest.mark.parametrize(
+    ("resume", "init_from", "alone", "with_own"),
+    [
+        ("auto", None, None, 6),
+        (None, None, None, None),
+        ("earlier", None, 4, 6),
+        ("earlier/checkpoints/step-0000003.pt", None, 3, 6),
+        ("earlier", "earlier", 4, 6),
+        ("auto", "earlier", "step-0000004.pt", 6),
+        (None, "earlier", "step-0000004.pt", "step-0000004.pt"),
+    ],
+)
+def test_a_run_begins_with_the_first_that_there_is(tmp_path, resume, init_from, alone, with_own):
+    """Its own checkpoint, the one of train.resume, the weights of train.init_from, or new weights."""
+    earlier = checkpoints(tmp_path / "earlier")
+    for step in (3, 4):
+        earlier.save(state(step))
+    choices = [choice and choice.replace("earlier", f"{tmp_path}/earlier") for choice in (resume, init_from)]
+    assert found(tmp_path / "run", *choices) == alone
+    checkpoints(tmp_path / "run").save(state(6))
+    assert found(tmp_path / "run", *choices) == with_own
 
 
 class Code:
@@ -171,4 +190,4 @@ def test_a_full_disk_at_a_save_is_a_sentence_and_the_checkpoint_before_stays_the
             ours.save(large)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert names(tmp_path) == {"last.pt", "step-0000001.pt"} and find_checkpoint(tmp_path, "auto")["step"] == 1
+    assert names(tmp_path) == {"last.pt", "step-0000001.pt"} and found(tmp_path) == 1

@@ -67,9 +67,9 @@ def test_weights_of_another_run_keep_their_classes_if_these_are_the_same_and_els
     assert "trained on the classes apple, berry; this run trains it on cherry, plum" in caplog.text
 
 
-def test_a_checkpoint_without_names_goes_on_and_says_so_once(trained, tmp_path, caplog):
+def test_a_checkpoint_of_an_earlier_version_goes_on_and_says_once_that_it_has_no_names(trained, tmp_path, caplog):
     state = checkpoint(trained)
-    del state["classes"]
+    del state["classes"], state["own_rates"], state["altered"], state["data"]["trained"]
     torch.save(state, tmp_path / "earlier.pt")
     caplog.set_level("INFO")
     run(tmp_path / "new", "apple,berry", f"train.resume={tmp_path}/earlier.pt", "train.epochs=9")

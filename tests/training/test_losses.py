@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from tests.configs import FAST, checkpoint, composed, train
 from tests.data.reading import refused
+from training.assemble import assemble
 from training.build import function_of
 from training.checks import check_batch
 from training.config import checked
 from training.dry_run import is_sum, no_trace, try_parts
-from training.prepare import prepare
 from training.tasks import Task
 from training.trainer import Trainer, parts_of
 
@@ -70,7 +70,7 @@ def weighted(outputs, labels):
 def trainer():
     with ExitStack() as cleanup:
         config = checked(composed(*FAST, f"trainer._target_={__name__}.Kept"))
-        yield prepare(config, None, cleanup).trainer
+        yield assemble(config, None, cleanup).trainer
 
 
 LOSSES = st.one_of(

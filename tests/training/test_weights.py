@@ -2,7 +2,6 @@
 
 import logging
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +9,10 @@ from torch import nn
 
 from tests.configs import checkpoint, differences, differing_weights, stop, train
 from tests.data.reading import refused
+from training.checkpoint import best_or_newest
 from training.stopping import Stopped
-from training.weights import begin_from
+from training.weights import load_weights, read_weights
 
-HERE = SimpleNamespace(from_main=lambda make: make())  # the only process
 CNN = ("model=small_cnn", "model.width=1", "train.epochs=1")
 
 
@@ -40,7 +39,7 @@ def test_a_state_dict_is_loaded_however_programs_save_it(tmp_path, form):
     theirs = network(seed=1)
     ours = network()
     torch.save(FORMS[form](theirs.state_dict()), tmp_path / "weights.pt")
-    begin_from(str(tmp_path / "weights.pt"), ours, HERE)
+    load_weights(read_weights(tmp_path / "weights.pt"), ours)
     assert differences(ours.state_dict(), theirs.state_dict()) == []
 
 
@@ -51,7 +50,7 @@ def test_safetensors_and_files_of_old_versions_of_torch_are_read(tmp_path):
     torch.save(theirs.state_dict(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     for name in ("weights.safetensors", "old.pth"):
         ours = network()
-        begin_from(str(tmp_path / name), ours, HERE)
+        load_weights(read_weights(tmp_path / name), ours)
         assert differences(ours.state_dict(), theirs.state_dict()) == []
 
 
@@ -59,7 +58,7 @@ def test_names_that_the_network_has_keep_their_prefix(tmp_path):
     theirs = nn.ModuleDict({"model": network(seed=1)})
     ours = nn.ModuleDict({"model": network()})
     torch.save({f"module.{name}": weight for name, weight in theirs.state_dict().items()}, tmp_path / "w.pt")
-    begin_from(str(tmp_path / "w.pt"), ours, HERE)
+    load_weights(read_weights(tmp_path / "w.pt"), ours)
     assert differences(ours.state_dict(), theirs.state_dict()) == []
 
 
@@ -73,7 +72,7 @@ def test_a_layer_of_another_size_stays_new_as_a_whole_and_is_named(tmp_path, cap
     del weights["1.num_batches_tracked"]  # as in old files
     torch.save(weights, tmp_path / "w.pt")
     with caplog.at_level(logging.INFO):
-        begin_from(str(tmp_path / "w.pt"), ours, HERE)
+        load_weights(read_weights(tmp_path / "w.pt"), ours)
     assert "6 of 9 tensors come from" in caplog.text
     assert "new layers, of another size or not in it: 3; not used: head" in caplog.text
     assert torch.equal(ours[0].weight, theirs[0].weight) and torch.equal(ours[1].weight, theirs[1].weight)
@@ -94,29 +93,12 @@ def test_a_layer_of_another_size_stays_new_as_a_whole_and_is_named(tmp_path, cap
 def test_a_file_without_weights_for_the_network_is_a_sentence(tmp_path, content, words):
     torch.save(content, tmp_path / "w.pt")
     with refused(words):
-        begin_from(str(tmp_path / "w.pt"), network(), HERE)
-
-
-def test_only_the_main_process_reads_the_file_and_all_begin_with_its_weights(tmp_path):
-    theirs = network(seed=1)
-    path = tmp_path / "weights.pt"
-    torch.save(theirs.state_dict(), path)
-    sent = []
-
-    def send(make):
-        sent.append(make())
-        return sent[0]
-
-    for rank, share in enumerate([send, lambda make: sent[0]]):
-        ours = network(seed=2 + rank)
-        begin_from(str(path), ours, SimpleNamespace(from_main=share))
-        assert differences(ours.state_dict(), theirs.state_dict()) == []
-        path.unlink(missing_ok=True)  # another machine does not have it
+        load_weights(read_weights(tmp_path / "w.pt"), network())
 
 
 def test_a_missing_file_is_a_sentence(tmp_path):
     with refused(re.escape(str(tmp_path / "none"))):
-        begin_from(str(tmp_path / "none"), network(), HERE)
+        best_or_newest(tmp_path / "none")
 
 
 def test_a_run_begins_with_the_evaluated_weights_of_an_earlier_runs_best_checkpoint(tmp_path):

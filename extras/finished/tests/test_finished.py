@@ -22,7 +22,7 @@ from tests.configs import EXTENSIONS, composed, summary_of, train
 from tests.data.fakes import write_images, write_table
 from tests.data.reading import refused
 from train import train_model
-from training.weights import find
+from training.checkpoint import best_or_newest
 
 HERE = __name__.rpartition(".")[2]
 ROOT = Path(__file__).resolve().parents[3]
@@ -190,13 +190,14 @@ def test_a_run_whose_training_folder_has_gained_a_class_is_used_with_the_classes
 
 
 def test_the_best_checkpoint_is_used_else_the_newest(trained, tmp_path):
-    assert find(trained).name == "best.pt"
+    assert best_or_newest(trained).name == "best.pt"
     shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints", symlinks=True)
     newest = next((tmp_path / "checkpoints").glob("step-*.pt")).rename(tmp_path / "checkpoints" / "step-0000099.pt")
-    assert find(tmp_path).resolve() == newest.resolve() == find(newest).resolve(), "best.pt leads nowhere now"
+    assert best_or_newest(newest) == newest
+    assert best_or_newest(tmp_path).resolve() == newest.resolve(), "best.pt leads nowhere now"
     newest.unlink()
     with refused(r"no checkpoints/step-\*\.pt below it"):
-        find(tmp_path)
+        best_or_newest(tmp_path)
 
 
 def test_the_table_and_the_mistakes_are_those_of_the_predictions():

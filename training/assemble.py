@@ -21,14 +21,13 @@ from training.dry_run import dry_run
 from training.order import build_order, smallest_part
 from training.processes import Processes
 from training.results import Results
-from training.resume import find_checkpoint
+from training.resume import choose_origin
 from training.run import Run, build_callbacks
 from training.stopping import StopSignals
 from training.trainer import Trainer
-from training.weights import known_classes
 
 
-def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
+def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
     """Builds everything, and checks it on the first samples. folder: None makes a new one in outputs/."""
     callbacks = build_callbacks(config.callbacks)
     clock = Clock()
@@ -40,13 +39,12 @@ def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         torch.set_num_threads(config.train.num_threads)
     results = Results(folder, processes.is_main)
     cleanup.callback(results.close)
-    earlier = processes.from_main(lambda: find_checkpoint(results.folder, config.train.resume))
-    trained, init_from = known_classes(earlier, config.train.init_from, processes)
+    origin = processes.from_main(lambda: choose_origin(results.folder, config.train))
     with signals.at_once():  # the first sample may never come
-        data = Datasets(config, trained, init_from)
+        data = Datasets(config, origin.classes_for)
         data.check_ranks(processes)
-        if earlier is not None:
-            data.check_split(earlier)
+        if origin.state is not None:
+            data.check_split(origin.state["data"]["trained"])
 
     make_loader = partial(
         build_loader,
@@ -96,5 +94,5 @@ def prepare(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         processes=processes,
         clock=clock,
         waiting_callbacks=callbacks,
-        earlier=earlier,
+        origin=origin,
     )

@@ -1,0 +1,114 @@
+"""The state of a run: what a checkpoint contains, when it is saved, and how a run gets it back.
+
+training/resume.py decides what a run begins with.
+"""
+
+import logging
+from typing import Any
+
+from loaders import merge_states
+from training.config import ConfigError
+from training.optimizer import resume_optimizer, set_optimizer_mode
+from training.processes import is_sweep
+from training.resume import OF_LOADER, Origin, changes_since, check_same_run, sentences
+from training.run import Run
+from training.weights import load_weights
+
+log = logging.getLogger(__name__)
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    """What a run needs to continue as if it had not been stopped. All processes have to call it.
+
+    The weights are those that are evaluated, until the next step: see set_optimizer_mode.
+    """
+    trainer = run.trainer
+    set_optimizer_mode("eval", trainer.optimizers)
+    trainer.note_own_rates()
+    callbacks = run.callbacks.items()
+    return {
+        "model": trainer.model.state_dict(),
+        "others": {name: module.state_dict() for name, module in trainer.extra_modules.items()},
+        "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
+        "own_rates": trainer.has_own_rates,
+        "altered": run.module_state.altered(),
+        "scaler": trainer.scaler.state_dict(),
+        "means": [trainer.means.state_dict(), trainer.logged.state_dict()],  # since the last line of metrics.jsonl
+        "loader": merge_states(run.processes.gather(run.train_loader.state_at(run.progress.position))),
+        "step": run.progress.step,
+        "data": run.fingerprint,
+        "classes": run.data.classes,
+        "config": trainer.settings,
+        "callbacks": {name: item.state_dict() for name, item in callbacks if hasattr(item, "state_dict")},
+    }
+
+
+def save(run: Run) -> None:
+    """Saves a checkpoint, unless something in it that was finite is not any more. All processes have to call it.
+
+    Raises ConfigError if one is not, with train.stop_at_nan, or for a change that ModuleState.check refuses.
+    """
+    run.module_state.check()
+    names = sorted(set().union(*run.processes.gather(run.module_state.not_finite())))
+    if not names:
+        run.checkpoints.save(state_of(run))
+        return
+    run.checkpoints.restart_interval()
+    run.warn_of_nan(f"no checkpoint is saved: {', '.join(names[:3])}")
+
+
+def resume(run: Run) -> None:
+    """Gives the run what it begins with: a checkpoint, weights, or nothing; a finished run its `summary`."""
+    origin = run.origin
+    run.origin = Origin()  # it takes as much memory as the weights
+    if origin.weights is not None:
+        load_weights(origin.weights, run.trainer.model)
+    if origin.state is None:
+        return
+    state = origin.state
+    changed = changes_since(state, run.trainer.settings, run.train_loader.state_dict(), run.fingerprint)
+    limit = run.progress.limit_at(state["step"], state["loader"]["epoch"])
+    summary = run.processes.from_main(run.results.earlier_summary) if limit else None
+    check_same_run(run.folder, changed, origin.is_own and is_sweep(), summary is not None)
+    log.info("resuming after step %d; changed settings: %s", state["step"], sentences(changed) or "none")
+    if limit:
+        log.info("this run has finished: raise %s to continue it", limit)
+    if summary is not None:
+        run.summary = summary
+    else:
+        load_state(run, state, changed)
+
+
+def load_state(run: Run, state: dict[str, Any], changed: dict[str, str]) -> None:
+    """Continues from a checkpoint. Run.start loads the states of callbacks, and what these had altered."""
+    trainer = run.trainer
+    progress = run.progress
+    loader = run.train_loader
+    new = loader.state_dict()
+    try:
+        if "optim._target_" in changed:
+            raise ValueError("it has the state of another optimizer")
+        loader.load_state_dict({**state["loader"], **{key: new.get(key) for key in OF_LOADER if key in changed}})
+        progress.resume(state["step"], loader.position)
+        trainer.model.load_state_dict(state["model"])
+        for name, module in trainer.extra_modules.items():
+            module.load_state_dict(state["others"][name])
+        trainer.step_schedules()  # they are not loaded, but stepped to where the run is
+        trainer.has_own_rates = state["own_rates"]
+        for optimizer, saved in zip(trainer.optimizers, state["optimizers"], strict=True):
+            resume_optimizer(optimizer, saved, changed, trainer.has_own_rates)
+        trainer.scaler.load_state_dict(state["scaler"])
+    except (KeyError, RuntimeError, ValueError) as error:
+        settings = sentences(changed) or "the settings are the same, but not the code or the data"
+        raise ConfigError(f"train.resume: the checkpoint does not fit this run ({settings}): {error}") from error
+    if trainer.has_own_rates:
+        lr = trainer.optimizers[0].param_groups[0]["lr"]
+        log.info("the learning rate is %g again: a callback had set it, not the schedule alone", lr)
+    for means, sums in zip((trainer.means, trainer.logged), state["means"], strict=True):
+        means.load_state_dict(sums)
+    run.callback_states = state["callbacks"]
+    run.altered = state["altered"]
+    if "train.freeze" in changed:
+        run.altered = {name: value for name, value in run.altered.items() if not name.endswith(".requires_grad")}
+    if progress.limit_reached and state["loader"]["samples"]:
+        progress.epoch += 1  # train.max_steps has ended it
