@@ -99,7 +99,7 @@ class ModuleState:
                 "a weight, a group of weights or an optimizer was added or replaced after the run was built, so a "
                 "resume could not load it: build it in the network, or in configure_optimizers() of a trainer"
             )
-        settings = self._settings() | settings_of_groups(self._trainer.optimizers)
+        settings = self._settings() | settings_of_groups(self._trainer.optimizers, SAME)
         if len({*self._processes.gather(crc32(repr(sorted(settings.items())).encode()))}) == 1:
             return
         of_processes = self._processes.gather(settings)

@@ -24,7 +24,7 @@ class Progress:
         self.by_epoch = by_epoch  # schedule.every=epoch
         steps = config.epochs * steps_per_epoch
         self.last_step = min(steps, config.max_steps or steps)
-        self.step = 0  # optimizer steps so far
+        self.step = 0  # the batches that were trained so far, and those without samples, which are skipped
         self.epoch = 0  # complete epochs so far
         self.position: Any = None
 
