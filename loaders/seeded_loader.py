@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from .arguments import as_index
-from .generators import settings_of
 from .iterators import IN_USE, Consumer, EpochIterator, Position, no_batch_left
 from .order import Order
 from .plans import OrderPlan, Plan, SamplerPlan, length_of
 from .randomness import fold
 from .samplers import OrderSampler, check_resumable, pass_on_epoch
+from .settings import settings_of
 from .worker_loader import WorkerLoader
 
 log = logging.getLogger(__name__)

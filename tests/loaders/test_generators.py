@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders import Preloader, ResidentLoader, WorkerLoader
-from loaders.generators import Seeder, warn_of
+from loaders.generators import Seeder
+from loaders.reseed import warn_of
 
 COUNT = 128
 
