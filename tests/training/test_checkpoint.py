@@ -139,6 +139,14 @@ def test_a_run_begins_with_the_first_that_there_is(tmp_path, resume, init_from, 
     assert found(tmp_path / "run", *choices) == with_own
 
 
+@pytest.mark.parametrize(("frozen", "is_trained"), [(["model.weight"], False), ([], True)])
+def test_what_an_earlier_version_has_frozen_is_a_setting_that_was_altered(tmp_path, frozen, is_trained):
+    checkpoints(tmp_path).save(state(1) | {"frozen": frozen})
+    assert choose_origin(tmp_path, SimpleNamespace(resume="auto")).state["altered"] == {
+        "model.weight.requires_grad": is_trained
+    }
+
+
 class Code:
     def __reduce__(self):
         return eval, ("__import__('os').environ.__setitem__('RAN', '1')",)
