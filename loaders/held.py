@@ -155,13 +155,11 @@ class Held:
             self._seen[id(attributes)] = attributes
             self.holders.append(attributes)
             parts += attributes.values()
+        self.holders.append(value)  # it has the slots and, since Python 3.13, the attributes themselves
         found = [self._visit(part, counts, depth - 1) for part in parts]
         for owner in kind.__mro__:
             if not is_of_library(owner):
-                slots = slots_of(value, owner)
-                if slots:
-                    self.holders.append(value)
-                found += [self._visit(part, counts, depth - 1) for part in slots]
+                found += [self._visit(part, counts, depth - 1) for part in slots_of(value, owner)]
                 found.append(self._visit_class(owner, counts, depth))
         # What objects of compiled classes hold.
         self._code += [(self._visit, part, counts) for part in gc.get_referents(value) if type(part) is not type]
