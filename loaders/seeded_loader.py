@@ -18,7 +18,7 @@ from .iterators import IN_USE, Consumer, EpochIterator, Position, no_batch_left
 from .order import Order
 from .plans import OrderPlan, Plan, SamplerPlan, length_of
 from .randomness import fold
-from .samplers import OrderSampler, check_resumable, pass_on_epoch
+from .samplers import OrderSampler, Watched, check_resumable, pass_on_epoch
 from .settings import settings_of
 from .worker_loader import WorkerLoader
 
@@ -203,8 +203,8 @@ class SeededLoader(WorkerLoader[T_co]):
         if isinstance(self.sampler, OrderSampler):
             return OrderPlan(order, epoch, batched)
         if self.batch_size is None:
-            return SamplerPlan(self._index_sampler, None, order.seed, epoch, batched)
-        return SamplerPlan(self.sampler, order, order.seed, epoch)
+            return SamplerPlan(Watched(self._index_sampler), None, order.seed, epoch, batched)
+        return SamplerPlan(Watched(self.sampler), order, order.seed, epoch)
 
     def _identity(self) -> dict[str, Any]:
         order = self._order()

@@ -45,6 +45,8 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         data.check_ranks(processes)
         if origin.state is not None:
             data.check_split(origin.state["data"]["trained"])
+        elif origin.weights is not None and origin.weights.data is not None:
+            data.check_split(origin.weights.data["trained"], are_others_usual=True)
 
     make_loader = partial(
         build_loader,

@@ -23,11 +23,15 @@ WRAPPER = re.compile(r"(module|_orig_mod|model)\.")  # what DDP, torch.compile a
 
 @dataclass
 class Weights:
-    """The tensors of a file, by name, and the names of the classes that they were trained on, if these are known."""
+    """The tensors of a file, by name, and what a checkpoint says of the data that they were trained on.
+
+    classes: their names, if these are known. data: the fingerprint of the training set.
+    """
 
     path: Path
     tensors: dict[str, Tensor]
     classes: list[str] | None
+    data: dict[str, Any] | None
 
 
 def load_weights(source: Weights, model: nn.Module) -> None:
@@ -63,14 +67,17 @@ def read_weights(path: Path) -> Weights:
         else:
             content = read_file(path)
         classes = None
+        data = None
         if is_checkpoint(content):
             state = upgrade(content, path)
             classes = state["classes"]
+            data = state["data"]
             content = evaluated_weights(state)
         for key in ("state_dict", "model_state_dict", "model"):  # below which programs save them
             content = content.get(key, content)
         named = {name: value for name, value in content.items() if isinstance(name, str)}
-        return Weights(path, {name: value for name, value in named.items() if isinstance(value, Tensor)}, classes)
+        tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+        return Weights(path, tensors, classes, data)
 
 
 def evaluated_weights(state: dict[str, Any]) -> dict[str, Tensor]:

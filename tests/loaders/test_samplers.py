@@ -13,6 +13,7 @@ from example_samplers import AS_BATCHES, BATCH_SIZE, LENGTH, Made, draw_globals,
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from loaders import Preloader, WorkerLoader
+from loaders.samplers import warn_of_change
 
 
 def distributed():
@@ -145,3 +146,48 @@ def test_a_sampler_with_a_generator_of_its_own_has_no_state_and_the_error_says_w
             with pytest.raises(ValueError, match="generator"):
                 loader.state_dict()
             assert sorted(rows(loader)) == list(range(LENGTH))
+
+
+class Counting(Numbers):
+    """A sampler that knows by itself which epoch it is in; `keeps` does it."""
+
+    def __init__(self, keeps):
+        super().__init__(LENGTH)
+        self.epoch = 0
+        self.rows = list(range(LENGTH))
+        self.last = None
+        self.keeps = keeps
+
+    def __iter__(self):
+        order = np.random.default_rng(self.epoch).permutation(LENGTH).tolist()
+        self.keeps(self)
+        return iter(order)
+
+
+class Told(Counting):
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def count_epochs(sampler):
+    sampler.epoch += 1
+
+
+KEEPS = {
+    "number": (Counting, count_epochs, "Counting.epoch"),
+    "in place": (Counting, lambda sampler: random.shuffle(sampler.rows), "Counting.rows"),
+    "made anew": (Counting, lambda sampler: setattr(sampler, "last", [*sampler.rows]), None),
+    "told": (Told, count_epochs, None),
+}
+
+
+@AS_BATCHES
+@every("processes", "preloader")
+@pytest.mark.parametrize(("sampler", "keeps", "named"), KEEPS.values(), ids=KEEPS)
+def test_a_sampler_whose_own_count_no_state_has_is_named_once(sampler, keeps, named, kind, as_batches, caplog):
+    warn_of_change.cache_clear()
+    with over(kind, sampler(keeps), as_batches) as loader:
+        for _ in range(3):
+            contents(loader)
+    said = [text for text in caplog.messages if "set_epoch(epoch)" in text]
+    assert len(said) == (named is not None) and all(named in text for text in said)

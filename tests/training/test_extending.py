@@ -23,6 +23,7 @@ from tests.configs import (
     train,
 )
 from tests.training.extensions import Spy, Stop, lying
+from training.config import ConfigError
 from training.stopping import Stopped
 from training.trainer import Trainer
 
@@ -218,6 +219,13 @@ def test_the_learning_rate_follows_its_schedule(tmp_path, schedule, middle, last
     rates = logged(tmp_path, "lr")
     assert (max(rates), rates[-1]) == pytest.approx((0.25, last), rel=0.05, abs=0.005)
     assert rates[7:9] == pytest.approx(middle, rel=0.01)
+
+
+@pytest.mark.parametrize(("every", "length"), [("step", "48 steps"), ("epoch", "6 epochs")])
+@pytest.mark.parametrize("schedule", ["one_cycle", "cosine"])
+def test_a_schedule_that_ends_before_the_run_is_refused(tmp_path, schedule, every, length):
+    with pytest.raises(ConfigError, match=f"total_steps=5: .* {length}"):
+        train(tmp_path, f"schedule={schedule} schedule.every={every} +schedule.total_steps=5 train.epochs=6")
 
 
 # Samplers

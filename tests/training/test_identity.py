@@ -77,7 +77,7 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_and_says_once_that_it_has_no
     assert len(said) == 1 and differing_weights(tmp_path / "new", trained)
 
 
-def test_a_resume_says_how_many_samples_of_its_validation_set_were_trained_on(tmp_path, caplog):
+def test_a_run_says_how_many_samples_of_its_validation_set_its_checkpoint_was_trained_on(tmp_path, caplog):
     small = [IMAGES, "data.val_fraction=0.1", "train.epochs=1"]
     train(tmp_path / "run", *small)
     resume = f"train.resume={tmp_path}/run/checkpoints/last.pt"
@@ -85,7 +85,11 @@ def test_a_resume_says_how_many_samples_of_its_validation_set_were_trained_on(tm
     assert "validation set has changed" not in caplog.text
     train(tmp_path / "larger", *small, resume, "train.epochs=2", "data.val_fraction=0.3")
     before, larger = (len(split(range(64), fraction)[1]) for fraction in (0.1, 0.3))
-    assert f"trained on {larger - before} of its {larger} samples" in caplog.text
+    sentence = f"trained on {larger - before} of its {larger} samples"
+    assert sentence in caplog.text
+    caplog.clear()
+    train(tmp_path / "weights", *small, f"train.init_from={tmp_path}/run", "data.val_fraction=0.3")
+    assert sentence in caplog.text
     state = checkpoint(tmp_path / "run")
     state["data"]["trained"] = torch.tensor([7])
     torch.save(state, tmp_path / "renamed.pt")
