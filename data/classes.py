@@ -1,7 +1,7 @@
 """Classes by name: a dataset's labels become the numbers that a network knows its classes by.
 
 Invariant: classes are compared by their names, never by their numbers. Names that differ only in upper and lower case,
-or in how Unicode writes an accent, are equal.
+or in how Unicode writes an accent, are equal, unless the network has several of them (`alike`), which stay apart.
 """
 
 import logging
@@ -90,6 +90,12 @@ def counted(names: Sequence[str]) -> list[tuple[str, int]]:
 def are_same(classes: Sequence[str], others: Sequence[str]) -> bool:
     """Whether both have the same names, in any order."""
     return sorted(numbers_in(classes, others)) == list(range(len(classes)))
+
+
+def alike(classes: Sequence[str]) -> list[str]:
+    """The names that differ from another one only in case or in how an accent is written."""
+    counts = Counter(map(folding, {*classes}))
+    return [name for name in dict.fromkeys(classes) if counts[folding(name)] > 1]
 
 
 def folding(name: str) -> str:

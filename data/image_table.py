@@ -90,6 +90,12 @@ class ImageTable(ImageFiles):
         if not numbers and not is_list:
             classes = class_names(training[:, 0])
         if classes is not None:
+            with_comma = [name for name in classes if "," in name]
+            if with_comma and all(is_number(name.replace(",", ".")) for name in classes):
+                raise DataError(
+                    f"{rows.path}: {columns[0]!r} has numbers with a decimal comma, such as {with_comma[0]}: write "
+                    "them with a point, or with a letter if they are names of classes"
+                )
             self.fits_task = "classification"
             remedy = "correct it, or add a training row with this label"
             texts = without_zeros(rows.column(columns[0])) if all(map(is_whole, classes)) else rows.column(columns[0])

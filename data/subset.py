@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset
 
-from data import OPTIONAL, optional
+from data import OPTIONAL, length_of, optional
 from data.errors import DataError, explained
 from loaders import Random, offers
 
@@ -52,7 +52,7 @@ class Subset:
         if name in PASSED_ON:
             return value
         if name == "without_augmentation":
-            return lambda: self._of(value())
+            return lambda: self._of(unaugmented(self.dataset))
         if name in TRANSLATED:
             return lambda index: value(self.indices[index])
         if ismethod(value):
@@ -127,7 +127,16 @@ def unaugmented(dataset: Any) -> Any:
             raise DataError(
                 f"{name} returned {other!r}: return another dataset, such as a copy, which is not augmented"
             )
-        return other
+        if length_of(other) == length_of(dataset):
+            return other
+        log.warning(
+            "%s.without_augmentation() is not used: it returned %s of %s samples; define it so that it returns all of "
+            "them, or the validation samples are augmented as the training samples are",
+            type(dataset).__name__,
+            length_of(other),
+            length_of(dataset),
+        )
+        return dataset
     log.info(
         "%s has no without_augmentation(): if it augments its training samples, the validation samples that are split "
         "off them are augmented too",
@@ -237,19 +246,23 @@ def identities(dataset: Any, say: Callable[..., None] = log.debug) -> np.ndarray
 
 
 def ends_of(paths: Sequence[str]) -> list[str]:
-    """The last parts of each path: "FOLDER/FILE", or more if fewer than sqrt(N) of the N samples differ in these.
+    """Of each path the shortest end, at least "FOLDER/FILE", that no other one has; else the whole path.
 
-    They stay the same if the folder of all samples is moved, and if another one is added beside it, also one with the
-    same names in it: samples with equal ends stay together. They change if the folder that has the files is
-    renamed, or if more than sqrt(N) files have each name.
+    It stays the same if the folder of all samples is moved, or if the paths that are added have other ends.
     """
     paths = [os.path.normpath(path).replace("\\", "/") for path in paths]
-    most = max((path.count("/") + 1 for path in paths), default=2)
-    ends = list[str]()
-    for parts in range(2, max(most, 2) + 1):
-        ends = ["/".join(path.rsplit("/", parts)[-parts:]) for path in paths]
-        if len({*ends}) ** 2 >= len(ends):
-            break
+    ends = paths.copy()
+    left: Sequence[int] = range(len(paths))
+    parts = 2
+    while left:
+        path_of = dict[str, str | None]()  # by its end; None: several paths have it
+        for index in left:
+            path = paths[index]
+            end = ends[index] = "/".join(path.rsplit("/", parts)[-parts:])
+            if path_of.setdefault(end, path) != path:
+                path_of[end] = None
+        left = [index for index in left if path_of[ends[index]] is None and ends[index] != paths[index]]
+        parts += 1
     return ends
 
 

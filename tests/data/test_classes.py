@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 from data import optional
 from data.array_dataset import ArrayDataset
-from data.classes import are_same, numbers_in, with_classes
+from data.classes import alike, are_same, numbers_in, with_classes
 from data.subset import Subset, unaugmented
 from loaders import ResidentLoader, WorkerLoader, offers
 from tests.data.reading import read_batch, refused
@@ -144,6 +144,9 @@ def test_classes_with_equal_names_stay_apart():
 def test_names_that_differ_only_in_case_are_two_classes_if_the_network_has_both():
     dataset = with_classes(arrays(["A", "a"], [0, 1]), ["a", "A"], "the network", "the test set")
     assert dataset.labels.tolist() == [1, 0]
+    assert alike(["a", "b", "A", "é", normalize("NFD", "é"), "b"]) == ["a", "A", "é", normalize("NFD", "é")]
+    with refused("does not have, CAT"):
+        with_classes(arrays(["CAT"], [0]), ["Cat", "cat"], "the training set", "the test set")
     with refused("does not have, Ä"):
         with_classes(arrays(["Ä"], [0]), ["a"], "the network", "the test set")
 

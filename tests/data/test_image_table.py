@@ -127,6 +127,7 @@ def test_a_test_table_has_its_own_rows_and_folder_and_the_classes_of_the_trainin
         ("", {}, "it has no rows"),
         ("image,label\n", {}, "it has no rows"),
         (rows(1.5, "nan"), {}, "row 3: 'label' is nan"),
+        ("image;label\n0.jpg;3\n1.jpg;3,5", {}, "'label' has numbers with a decimal comma, such as 3,5"),
         (rows("x,1", header="image,x,y"), {"label": ["x", "y"]}, "row 2: 'x' is x"),
         (f"{HEADER}\n0.jpg,a,1,dev", {"split": "s"}, "row 2: s=dev"),
         (f"{HEADER}\n0.jpg,a,1,val", {"split": "s"}, "s=train"),

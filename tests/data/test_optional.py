@@ -155,6 +155,25 @@ def test_a_property_that_raises_an_error_is_not_used_and_named_unless_a_subclass
     assert [*not_used(dataset)] == ([] if kind is NotImplementedError else [name])
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("classes", ["ant", "bee", "bee"] * (COUNT // 3)),  # of each sample
+        ("prepare", lambda overwrite=False: None),  # a downloader's
+        ("split_parts", lambda *fractions: None),
+        ("path", lambda index=0: "images"),
+    ],
+)
+def test_what_is_meant_for_something_else_is_not_used_and_named(name, value):
+    dataset = Foreign(**{name: value})
+    assert optional(dataset, name) is None and [*not_used(dataset)] == [name]
+
+
+def test_names_as_many_as_samples_may_have_two_that_are_equal():
+    names = ("crane", "maillot", "crane", "ant", "bee", "cow")
+    assert optional(Foreign(classes=names), "classes") == names
+
+
 @pytest.mark.parametrize("path", [{"train": "images"}.__getitem__, lambda index: None, lambda index: index.name])
 def test_a_path_counts_only_if_it_gives_the_first_sample_a_text(path):
     dataset = Foreign(path=path)

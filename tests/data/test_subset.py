@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data.array_dataset import ArrayDataset
 from data.classes import with_classes
 from data.errors import DataError
-from data.subset import Subset, count_shared, hashed, identities, sketch, split
+from data.subset import Subset, count_shared, ends_of, hashed, sketch, split, unaugmented
 from loaders import ResidentLoader, WorkerLoader, offers
 from tests.data.reading import read_batch, refused
 
@@ -155,13 +155,10 @@ def sides(dataset, fraction):
     return {*training}, {*validation}
 
 
-@given(names(300, 400), names(1, 20), st.booleans(), FRACTIONS, st.randoms())
-def test_a_sample_stays_on_its_side_when_others_come_or_another_folder_and_all_move(
-    old, new, has_other, fraction, random
-):
+@given(names(300, 400), names(1, 20), FRACTIONS, st.randoms())
+def test_a_sample_stays_on_its_side_when_others_come_and_all_move(old, new, fraction, random):
     training, validation = sides(Files(old, "/data/2023"), fraction)
-    other = [f"../2024/{name}" for name in old] if has_other else []  # with the same names
-    mixed = [*{*old, *new, *other}]
+    mixed = [*{*old, *new}]
     random.shuffle(mixed)
     again, validated = sides(
         Files(mixed, random.choice(["/else/where", "/data/2023", "where", "C:\\where"])), fraction
@@ -223,10 +220,27 @@ def test_samples_without_names_are_known_by_their_pixels_or_by_their_position_wh
     assert {*split(list(range(100, 300)), 0.3)[1]} >= before and "known by their positions" in caplog.text
 
 
-@given(st.integers(2, 60), st.integers(1, 4))
-def test_samples_whose_files_have_equal_names_are_known_by_their_folders(count, depth):
-    files = Files([f"case{number}/{'scan/' * depth}image0" for number in range(count)], "/data")
-    assert len({*identities(files).tolist()}) == count
+PARTS = st.lists(st.sampled_from("abc"), min_size=1, max_size=5).map("/".join)
+
+
+@given(st.lists(PARTS), st.lists(PARTS))
+def test_a_path_that_comes_changes_only_the_ends_of_those_that_it_collides_with(old, new):
+    old, new = ([f"/data/{path}" for path in paths] for paths in (old, new))
+    before = ends_of(old)
+    assert all(path.endswith(end) and end.count("/") for path, end in zip(old, before, strict=True))
+    assert len({*before}) == len({*old}), "each has its own"
+    for path, end, grown in zip(old, before, ends_of(old + new), strict=False):
+        assert grown == end or any(other.endswith(f"/{end}") and other != path for other in new)
+
+
+def test_slices_of_scans_are_known_by_their_patients_also_when_patients_come():
+    few, more = (
+        [f"P{patient}/scan/{slice_:02}" for patient in range(count) for slice_ in range(12)] for count in (10, 15)
+    )
+    training, validation = sides(Files(few, "/data"), 0.25)
+    again, validated = sides(Files(more, "/moved"), 0.25)
+    assert training <= again and validation <= validated
+    assert len({name[-2:] for name in validation} & {name[-2:] for name in training}) > 6
 
 
 def test_samples_with_one_path_are_known_by_their_positions(caplog):
@@ -288,6 +302,14 @@ class TurnsItOff:
 
     def without_augmentation(self):
         return self.result
+
+
+def test_without_augmentation_of_another_length_as_a_wrapper_passes_it_on_is_not_used_which_is_said(caplog):
+    dataset = TurnsItOff([0] * 4)
+    some = Subset(dataset, np.array([7]))
+    assert unaugmented(dataset) is dataset and unaugmented(some)[0] == 7
+    assert [*map(len, split(dataset, 0.5))] == [*map(len, split(TurnsItOff([0] * 8), 0.5))]
+    assert "TurnsItOff.without_augmentation() is not used: it returned 4 of 8 samples" in caplog.text
 
 
 @pytest.mark.parametrize("result", [None, "self"])

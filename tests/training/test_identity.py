@@ -45,6 +45,12 @@ def test_a_test_set_in_another_order_is_compared_by_name_and_one_with_other_clas
         run(tmp_path / "c", "apple,berry", "+data.test_names=[Berry,plum]")
 
 
+def test_classes_of_a_training_set_that_differ_only_in_case_are_warned_of_once(tmp_path, caplog):
+    run(tmp_path, "Berry,apple,berry,cherry", "train.epochs=1")
+    (said,) = [record.message for record in caplog.records if "differ only in" in record.message]
+    assert "Berry, berry:" in said
+
+
 def test_a_resume_keeps_the_numbers_of_the_checkpoint_or_names_the_renamed_class(trained, tmp_path):
     assert checkpoint(trained)["classes"] == ["apple", "berry"]
     folder = tmp_path / "new"
