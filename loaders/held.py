@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import chain, count, cycle, islice
 from pathlib import PosixPath, WindowsPath
 from types import (
     CodeType,
@@ -31,8 +31,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from .reseed import Reseed, is_generator, reseed_numpy, reseeder
+
+log = logging.getLogger(__name__)
 
 DEPTH = 8  # levels that are searched in one go; what lies deeper comes later
 LONGEST = 64  # items: what a longer container holds comes last, and is compared only once an epoch
@@ -46,6 +49,7 @@ PLAIN = {*VALUES, torch.Tensor, np.ndarray, np.dtype, torch.dtype, PosixPath, Wi
 PLAIN |= {*np.sctypeDict.values()}
 PLAIN |= {MemberDescriptorType, GetSetDescriptorType, WrapperDescriptorType}  # objects of these types hold no others
 OPAQUE = (ModuleType, FrameType, GeneratorType, CodeType, logging.Logger)  # they lead to everything
+ITERATORS = {cycle, count, chain, islice, map, zip, enumerate, GeneratorType}
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 NAMING = ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME", "IMPORT_FROM")
 LIBRARIES = ("builtins", "torch", "torchvision", "numpy")  # their classes and functions hold none
@@ -108,6 +112,8 @@ class Held:
     def _visit(self, value: Any, counts: bool, depth: int = DEPTH) -> bool:
         """Returns whether a new generator was found in the value."""
         kind = type(value)
+        if counts and kind in ITERATORS:
+            warn_of_iterator(kind.__name__)
         if kind in PLAIN or id(value) in self._seen or len(self._seen) > MOST or issubclass(kind, OPAQUE):
             return False
         if depth == 0:
@@ -277,6 +283,17 @@ class Places:
         self._ids = ids
         self._parts = parts
         return have_changed
+
+
+@cache
+def warn_of_iterator(kind: str) -> None:
+    worker = get_worker_info()
+    if worker is None or worker.id == 0:
+        log.warning(
+            "a dataset, collate_fn or transform holds an iterator (%s): if reading a sample advances it, samples "
+            "depend on the number of workers, and differ after a resume; compute what it gives from the index",
+            kind,
+        )
 
 
 def items_of(value: Any) -> list[Any]:

@@ -2,10 +2,12 @@
 
 import logging
 import math
+import random
 from itertools import chain
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,7 @@ from training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 SAME = (*RATES, "weight_decay", "requires_grad")  # settings with which processes would train different weights
 
 
@@ -83,6 +86,22 @@ class ModuleState:
             path, _, attribute = name.rpartition(".")
             if hasattr(owners.get(path), attribute):
                 setattr(owners[path], attribute, value)
+
+    def warn_of_generators(self, callbacks: dict[str, Any]) -> None:
+        """Warns of random generators in attributes of the trainer, its modules and callbacks that do not save them."""
+        owners: dict[str, Any] = {"trainer": self._trainer, **self._modules()}
+        owners |= {f"callbacks.{name}": callback for name, callback in callbacks.items()}
+        for owner, value in owners.items():
+            saves = getattr(type(value), "get_extra_state", None) not in (None, nn.Module.get_extra_state)
+            if saves or (owner.startswith("callbacks.") and hasattr(value, "state_dict")):
+                continue
+            for name, part in getattr(value, "__dict__", {}).items():
+                if isinstance(part, GENERATORS) and part is not torch.default_generator:
+                    log.warning(
+                        "%s.%s is a random generator, which no checkpoint has: a resumed run draws other numbers from "
+                        "it; use the global generators, which are seeded for each step",
+                        *(owner, name),
+                    )
 
     def altered(self) -> dict[str, Any]:
         """The settings that were changed since `begin`."""

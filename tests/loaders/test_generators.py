@@ -1,5 +1,6 @@
 """Generators that a dataset and its transforms hold are seeded for each sample: nothing repeats in forked workers."""
 
+import itertools
 import random
 import sys
 from collections import UserList, deque
@@ -14,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders import Preloader, ResidentLoader, WorkerLoader
 from loaders.generators import Seeder
+from loaders.held import warn_of_iterator
 from loaders.reseed import warn_of
 
 COUNT = 128
@@ -387,6 +389,31 @@ def test_a_generator_that_cannot_be_seeded_is_named_once(caplog):
     draws(Numbers(Draws(random.SystemRandom)), 0, epochs=2)
     (record,) = caplog.records
     assert "random.SystemRandom" in record.message and "global generators" in record.message
+
+
+class Advancing(Numbers):
+    def __init__(self, iterator):
+        super().__init__(COUNT)
+        self.iterator = iterator
+
+    def __getitem__(self, index):
+        return torch.tensor(float(next(self.iterator)))
+
+
+ITERATORS = {
+    "cycle": lambda: itertools.cycle([1, 2, 3]),
+    "count": itertools.count,
+    "generator": lambda: (number for number in range(999)),
+    "map": lambda: map(float, range(999)),
+}
+
+
+@pytest.mark.parametrize(("kind", "make"), ITERATORS.items(), ids=ITERATORS)
+def test_an_iterator_that_reading_would_advance_is_named_once(kind, make, caplog):
+    warn_of_iterator.cache_clear()
+    draws(Advancing(make()), 0, epochs=2)
+    (record,) = caplog.records
+    assert f"iterator ({kind})" in record.message
 
 
 def test_without_a_seed_workers_repeat_nothing():

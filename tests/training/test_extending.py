@@ -203,6 +203,60 @@ def test_what_train_freeze_names_keeps_its_weights_and_statistics_and_another_no
     assert differences(one, more) == [".last.bias", ".last.weight", *statistics]
 
 
+class Noisy(nn.Linear):
+    """A network with a generator of its own."""
+
+    def __init__(self, num_classes, in_channels, image_size, **_):
+        super().__init__(in_channels * image_size**2, num_classes)
+        self.generator = torch.Generator()
+
+    def forward(self, images):
+        return super().forward(images.flatten(1))
+
+
+class SavesIt(Noisy):
+    def get_extra_state(self):
+        return self.generator.get_state()
+
+    def set_extra_state(self, state):
+        self.generator.set_state(state)
+
+
+class NoisyTrainer(Trainer):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.generator = np.random.default_rng()
+
+
+class NoisyCallback:
+    def __init__(self):
+        self.generator = np.random.default_rng()
+
+    def on_step(self, run):
+        pass
+
+
+class SavedCallback(NoisyCallback):
+    def state_dict(self):
+        return {"generator": str(self.generator.bit_generator.state)}
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("model._target_", {"Noisy": "model.generator", "SavesIt": None}),
+        ("trainer._target_", {"NoisyTrainer": "trainer.generator"}),
+        ("+callbacks.noisy._target_", {"NoisyCallback": "callbacks.noisy.generator", "SavedCallback": None}),
+    ],
+)
+def test_a_generator_that_no_checkpoint_has_is_named(tmp_path, caplog, setting, named):
+    for kind, name in named.items():
+        caplog.clear()
+        train(tmp_path / kind, f"{setting}={__name__}.{kind} train.max_steps=1")
+        said = [text for text in caplog.messages if "random generator" in text]
+        assert len(said) == (name is not None) and all(text.startswith(f"{name} ") for text in said)
+
+
 # Schedules
 
 
