@@ -57,7 +57,7 @@ def with_classes(
         log.warning("%s has classes that %s does not have, which are left out: %s", name, owner, others)
     if np.array_equal(numbers, np.arange(len(classes))):
         return dataset
-    return (RelabelledStream if is_stream else Relabelled)(dataset, classes, numbers, label)
+    return (RelabelledStream if is_stream else Relabelled)(dataset, classes, label)
 
 
 def numbers_in(classes: Sequence[str], names: Sequence[str]) -> np.ndarray:
@@ -108,19 +108,18 @@ def listed(names: Sequence[str]) -> str:
 
 
 class Labels:
-    """Translates labels to other numbers.
+    """Translates labels, the numbers of `names`, to those of `classes`."""
 
-    numbers: the new number of each class, int64 (K,); -1: it is refused. count: how many classes there are with them.
-    """
-
-    def __init__(self, numbers: np.ndarray, count: int) -> None:
-        self.numbers = numbers
-        self.count = count
+    def __init__(self, names: Sequence[str], classes: Sequence[str]) -> None:
+        self.names = names
+        self.classes = classes
+        self.numbers = numbers_in(classes, names)  # int64 (K,); -1: it is refused
 
     def translate(self, labels: Any, sample_dims: int = 0) -> Any:
         """Labels that are numbers of classes, () or (1,) for each sample, or have a value per class, (K,).
 
-        sample_dims: the number of dimensions before these. A number that is not one of a class stays as it is.
+        sample_dims: the number of dimensions before these. A number that is not one of a class stays as it is. Raises
+        DataError for values that some of `classes` would not have: they are not known to be 0.
         """
         array = np.asarray(labels)
         shape = array.shape[sample_dims:]
@@ -131,8 +130,13 @@ class Labels:
             is_unknown = is_class & (translated < 0)
             translated = translated.astype(np.int64 if array.dtype == bool else array.dtype)
         elif shape == (number_of_classes,):
-            translated = np.zeros((*array.shape[:-1], self.count), array.dtype)
             is_known = self.numbers >= 0
+            if len({*self.numbers[is_known].tolist()}) < len(self.classes):
+                raise DataError(
+                    f"labels have a value for each of {listed(self.names)}, and the network has the classes "
+                    f"{listed(self.classes)}: give values for all of them"
+                )
+            translated = np.zeros((*array.shape[:-1], len(self.classes)), array.dtype)
             is_unknown = array[..., ~is_known]
             columns: Any = (..., self.numbers[is_known])
             np.add.at(translated, columns, array[..., is_known])  # two spellings may be one class
@@ -160,10 +164,10 @@ class Labels:
 class Relabelled(Subset):
     """All samples of a dataset, with their labels as numbers of `classes`: see `with_classes`."""
 
-    def __init__(self, dataset: Any, classes: Sequence[str], numbers: np.ndarray, label: str) -> None:
+    def __init__(self, dataset: Any, classes: Sequence[str], label: str) -> None:
         self.classes = tuple(classes)
         self.field = label
-        self.translation = Labels(numbers, len(classes))
+        self.translation = Labels(optional(dataset, "classes"), self.classes)
         labels = optional(dataset, "labels")
         if labels is not None:
             self.labels = self.translation.translate(np.asarray(labels), 1)
@@ -196,10 +200,10 @@ class Relabelled(Subset):
 class RelabelledStream(IterableDataset[Any]):
     """A stream with its labels as numbers of `classes`. It has what the stream has, such as `state_dict`."""
 
-    def __init__(self, dataset: Any, classes: Sequence[str], numbers: np.ndarray, label: str) -> None:
+    def __init__(self, dataset: Any, classes: Sequence[str], label: str) -> None:
         self.classes = tuple(classes)
         self.field = label
-        self.translation = Labels(numbers, len(classes))
+        self.translation = Labels(optional(dataset, "classes"), self.classes)
         self.dataset = dataset  # last: see pass_on
 
     def __setattr__(self, name: str, value: Any) -> None:

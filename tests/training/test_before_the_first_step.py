@@ -237,6 +237,20 @@ def test_inputs_that_are_no_images_are_named_with_their_shape_if_the_network_nee
         train(tmp_path, f"data._target_={__name__}.OfShape +data.shape={shape} +data.dtype={dtype} train.batch_size=8")
 
 
+class OfRows(nn.Sequential):
+    def __init__(self, num_classes, **_):
+        super().__init__(nn.Flatten(), nn.Linear(400, num_classes))
+
+    def forward(self, rows):
+        assert rows.dtype == torch.uint8
+        return super().forward(rows.float())
+
+
+def test_uint8_inputs_that_are_no_images_go_to_a_network_that_needs_no_channels_as_they_are(tmp_path):
+    rows = f"data._target_={__name__}.OfShape +data.shape=[100,4] +data.dtype=uint8 train.batch_size=8"
+    assert train(tmp_path, rows, f"model._target_={__name__}.OfRows", "train.epochs=1")["test_accuracy"] >= 0
+
+
 class Volumes(torch.utils.data.TensorDataset):
     classes = ("a", "b")
 
