@@ -103,7 +103,7 @@ def load_state(run: Run, state: dict[str, Any], changed: dict[str, str]) -> None
         raise ConfigError(f"train.resume: the checkpoint does not fit this run ({settings}): {error}") from error
     if trainer.has_own_rates:
         lr = trainer.optimizers[0].param_groups[0]["lr"]
-        log.info("the learning rate is %g again: a callback had set it, not the schedule alone", lr)
+        log.info("the learning rate is %g: a callback had set it, not the schedule alone", lr)
     for means, sums in zip((trainer.means, trainer.logged), state["means"], strict=True):
         means.load_state_dict(sums)
     run.callback_states = state["callbacks"]
