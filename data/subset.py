@@ -106,15 +106,39 @@ def pass_on(wrapper: Any, name: str, value: Any) -> bool:
     """Sets an attribute that only the dataset in a wrapper has, such as a callback's `level`, there: so it is used.
 
     Returns whether it was set. What the wrapper has itself, and whatever is set before its `dataset`, is its own.
+    Of an attribute with a value per sample, a subset sets those of its samples.
     """
     own = vars(wrapper)
     if name.startswith("_") or "dataset" not in own or name in own or hasattr(type(wrapper), name):
         return False
     dataset = own["dataset"]
-    if not hasattr(dataset, name) or (isinstance(wrapper, Subset) and is_per_sample(getattr(dataset, name), dataset)):
+    if not hasattr(dataset, name):
         return False
+    if isinstance(wrapper, Subset) and name not in PASSED_ON:
+        values = getattr(dataset, name)
+        if is_per_sample(values, dataset):
+            if not is_per_sample(value, wrapper):
+                text = " ".join(repr(value).split())[:60]
+                raise DataError(f"{name} of {len(wrapper)} samples of a dataset: give a value for each, not {text}")
+            value = with_values(values, wrapper.indices, value)
     setattr(dataset, name, value)
     return True
+
+
+def with_values(values: Any, indices: np.ndarray, new: Any) -> Any:
+    """A copy of `values`, a list, array, tensor or pandas column, with the `new` ones at the indices."""
+    if hasattr(values, "iloc"):
+        values = values.copy()
+        values.iloc[indices] = np.asarray(new)
+        return values
+    source = np.arange(len(values))
+    source[indices] = len(values) + np.arange(len(indices))
+    if isinstance(values, Sequence):
+        both = [*values, *new]
+        return [both[index] for index in source]
+    if isinstance(values, torch.Tensor):
+        return torch.cat([values, torch.as_tensor(new, device=values.device)])[source]
+    return np.concatenate([values, np.asarray(new)])[source]  # of a dtype that holds both
 
 
 def unaugmented(dataset: Any) -> Any:

@@ -97,17 +97,32 @@ def test_loaders_use_the_whole_batches_and_arrays_of_a_subset(caplog):
     assert not caplog.records  # such as that it is read only once
 
 
-def test_an_attribute_that_is_set_on_a_subset_reaches_the_dataset_unless_it_is_one_per_sample_or_its_own():
+def test_an_attribute_that_is_set_on_a_subset_reaches_the_dataset_unless_it_is_the_subsets_own():
     dataset = arrays(train=False)
     dataset.level = 1
     outer = Subset(Subset(dataset, np.arange(9)), np.array([2, 3]))
     relabelled = with_classes(outer, "cba", "the network", "the set")
     relabelled.level = 2
     assert dataset.level == outer.level == relabelled.level == 2
-    outer.labels = np.zeros(2)
     outer.note = "mine"
     relabelled.classes = ("c", "b", "a")
-    assert len(dataset.labels) == 50 and not hasattr(dataset, "note") and dataset.classes == ("a", "b", "c")
+    assert not hasattr(dataset, "note") and dataset.classes == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("kind", ["list", "array", "tensor", "column"])
+def test_values_per_sample_that_are_set_on_a_subset_reach_its_samples_in_the_dataset(kind):
+    pandas = pytest.importorskip("pandas")
+    kinds = {"list": list, "array": np.array, "tensor": torch.tensor, "column": pandas.Series}
+    dataset = arrays()
+    dataset.weights = before = kinds[kind]([1.0] * 50)
+    outer = Subset(Subset(dataset, np.arange(40, 49)), np.array([3, 2]))
+    outer.weights = kinds[kind]([0.25, 0.5])
+    assert list(outer.weights) == [0.25, 0.5]
+    assert [float(value) for value in dataset.weights] == [1.0] * 42 + [0.5, 0.25] + [1.0] * 6
+    assert type(dataset.weights) is type(before) and before[42] == 1.0, "another object, which workers notice"
+    for wrong in (3.0, [1.0] * 50):
+        with refused("weights of 2 samples"):
+            outer.weights = wrong
 
 
 class Files:
