@@ -1,8 +1,10 @@
 """Sweeps of real jobs, whatever their folders are called, and reports of jobs with given figures."""
 
+import atexit
 import csv
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -33,12 +35,28 @@ def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, pyt
     assert "loader.num_workers=0" in report.partition("Use it by\n  python train.py ")[2].splitlines()[0]
 
 
-def test_a_job_that_fails_under_torchrun_and_ends_the_sweep_is_listed_with_its_error(tmp_path, python, bound):
+class Stopped:
+    """A callback that fails, in a process that torchrun then stops."""
+
+    def __init__(self):
+        atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+        raise ValueError("no reading")
+
+
+FAILING = [
+    ("loader.num_workers=-1", "give a number from 0"),
+    ("+callbacks.bad._target_=extras.sweep.tests.test_sweep.Stopped", "no reading"),
+]
+
+
+@pytest.mark.parametrize(("override", "error"), FAILING)
+def test_a_job_that_fails_under_torchrun_is_listed_with_its_error(tmp_path, python, bound, override, error):
     environment = {**os.environ, "WORLD_SIZE": "2", "RANK": "0"}
-    fails = [text.replace("num_workers=0,-1", "num_workers=-1,0") for text in SWEEP]
-    python.run(CONF.parent / "train.py", "-m", *FAST, *fails, cwd=tmp_path, env=environment, timeout=bound)
+    sweep = [*(text for text in SWEEP if "num_workers" not in text), "seed=0,1", override]
+    done = python.run(CONF.parent / "train.py", "-m", *FAST, *sweep, cwd=tmp_path, env=environment, timeout=bound)
     (row,) = csv.DictReader((tmp_path / "there" / "sweep.csv").read_text().splitlines())
-    assert row["status"] == "failed" and "loader.num_workers=-1: give a number from 0" in row["error"]
+    assert row["status"] == "failed" and error in row["error"]
+    assert done.returncode == 1 and "1 failed" in done.stdout
 
 
 def add_job(folder, number, overrides, outcome=None):
