@@ -3,6 +3,7 @@
 import logging
 import math
 import random
+from enum import Enum
 from itertools import chain
 from typing import Any
 from zlib import crc32
@@ -19,15 +20,16 @@ log = logging.getLogger(__name__)
 
 CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+SETTINGS = (bool, int, float, str, type(None))  # other types, and classes derived from these, torch.load refuses
 SAME = (*RATES, "weight_decay", "requires_grad")  # settings with which processes would train different weights
 
 
 class ModuleState:
     """Made when all is built, before a checkpoint is loaded. What is not finite then, such as masks, may stay so.
 
-    Settings are the numbers, texts and flags in public attributes of modules, such as `p` of a dropout, `training` of
-    a norm, `smoothing` of a task; and which weights are trained. A checkpoint has those that were changed after
-    on_start of the callbacks; a resume sets them again.
+    Settings are the numbers, texts, flags and enums in public attributes of modules, such as `p` of a dropout,
+    `training` of a norm, `smoothing` of a task; and which weights are trained. A checkpoint has those that were
+    changed after on_start of the callbacks; a resume sets them again.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -36,6 +38,7 @@ class ModuleState:
         self._parts_at_start = self._parts()
         self._at_start: dict[str, Any] = {}  # the settings
         self._differing: set[str] = set()  # the settings of which a warning said that processes have different ones
+        self._has_warned_of_mode = False
         self._never_finite: set[str] = set()
         self._never_finite = self.not_finite()
 
@@ -85,7 +88,8 @@ class ModuleState:
         for name, value in altered.items():
             path, _, attribute = name.rpartition(".")
             if hasattr(owners.get(path), attribute):
-                setattr(owners[path], attribute, value)
+                kind = type(getattr(owners[path], attribute))
+                setattr(owners[path], attribute, kind(value) if issubclass(kind, Enum) else value)
 
     def warn_of_generators(self, callbacks: dict[str, Any]) -> None:
         """Warns of random generators in attributes of the trainer, its modules and callbacks that do not save them."""
@@ -118,6 +122,7 @@ class ModuleState:
                 "a weight, a group of weights or an optimizer was added or replaced after the run was built, so a "
                 "resume could not load it: build it in the network, or in configure_optimizers() of a trainer"
             )
+        self._check_mode()
         settings = self._settings() | settings_of_groups(self._trainer.optimizers, SAME)
         if len({*self._processes.gather(crc32(repr(sorted(settings.items())).encode()))}) == 1:
             return
@@ -134,6 +139,16 @@ class ModuleState:
             self._differing.add(name)
             log.warning("%s", sentence)
 
+    def _check_mode(self) -> None:
+        """Warns once if the network was set to evaluation mode. Only some of its modules may be."""
+        network = self._trainer.model
+        if self._at_start.get("model.training") and not network.training and not self._has_warned_of_mode:
+            self._has_warned_of_mode = True
+            log.warning(
+                "a callback has left %s in evaluation mode, in which it is trained on: call run.trainer.model.train()",
+                type(network).__name__,
+            )
+
     def _modules(self) -> dict[str, nn.Module]:
         modules = self._trainer.all_modules.items()
         return {path: part for prefix, module in modules for path, part in module.named_modules(prefix=prefix)}
@@ -144,7 +159,11 @@ class ModuleState:
         }
         for path, module in self._modules().items():
             for name, value in vars(module).items():
-                if isinstance(value, int | float | str | None) and not name.startswith("_"):
+                if isinstance(value, np.generic):
+                    value = value.item()
+                elif isinstance(value, Enum):
+                    value = value.value
+                if type(value) in SETTINGS and not name.startswith("_"):
                     settings[f"{path}.{name}"] = value
         return settings
 

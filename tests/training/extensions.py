@@ -5,6 +5,7 @@ Runs of the tests name these classes in their configs.
 
 import os
 import signal
+from enum import Enum
 
 import numpy as np
 import torch
@@ -89,18 +90,25 @@ def darkened(images):
     return images * shares.to(images.device)
 
 
+class Mode(str, Enum):
+    FIRST = "first"
+    SUM = "sum"
+
+
 class TwoParts(nn.Module):
     """Two networks, one with dropout, and a buffer; the sum of their outputs, or that of the first."""
 
     def __init__(self, num_classes, in_channels, dropout=0.5, sums=True, **_):
         super().__init__()
         self.sums = sums
+        self.mode = Mode.FIRST
         self.first = linear(num_classes, in_channels)
         self.second = nn.Sequential(nn.Dropout(dropout), linear(num_classes, in_channels))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     def forward(self, images):
         self.steps += self.training
+        assert isinstance(self.mode, Mode)
         return self.first(images) + self.second(images) if self.sums else self.first(images)
 
 
@@ -394,7 +402,8 @@ class Alters:
     def on_epoch_end(self, run):
         network = run.trainer.model
         if run.progress.epoch == 1:
-            network.second[0].p = 0.1
+            network.second[0].p = np.float64(0.1)
+            network.mode = Mode.SUM
             run.data.task.smoothing = 0.7
             run.trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.5
         else:

@@ -1,5 +1,6 @@
 """The extension points of a run, used as a fork uses them: one small run each."""
 
+import math
 import re
 
 import numpy as np
@@ -176,6 +177,32 @@ def test_a_run_that_goes_on_with_another_schedule_keeps_no_momentum_of_the_earli
     train(tmp_path, "schedule=one_cycle train.max_steps=9")
     train(tmp_path, "schedule=constant train.max_steps=10")
     assert checkpoint(tmp_path)["optimizers"][0]["param_groups"][0]["momentum"] == 0.9
+
+
+class Overflowing(Trainer):
+    """No gradient is finite, though each loss is."""
+
+    def training_step(self, batch):
+        loss, outputs = super().training_step(batch)
+        loss.register_hook(lambda gradient: gradient * math.inf)
+        return loss, outputs
+
+
+class LeavesEval:
+    def on_epoch_end(self, run):
+        run.trainer.model.eval()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (f"trainer._target_={__name__}.Overflowing train.precision=fp16", "skipped all of the last 11 steps"),
+        (f"+callbacks.mine._target_={__name__}.LeavesEval", "left Sequential in evaluation mode"),
+    ],
+)
+def test_a_run_that_trains_not_at_all_or_in_evaluation_mode_says_so_once(tmp_path, caplog, overrides, words):
+    train(tmp_path, overrides, "train.epochs=4")
+    assert sum(words in text for text in caplog.messages) == 1
 
 
 # Networks that are frozen in part
