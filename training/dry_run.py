@@ -45,6 +45,7 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
         log.warning("task.metrics: %s: not numbers, so they are left out", ", ".join(left_out))
     if metric not in names:
         raise ConfigError(f"task.metric={metric}: it is one of {', '.join(names)}")
+    trainer.score_names = names
     trainer.task.higher_is_better = direction_of(trainer)
 
 

@@ -153,8 +153,8 @@ def test_from_the_command_line_to_the_gradients_are_six_frames_of_ours(command):
     assert len(ours) == 6 and "in backward" in ours[-1], last
 
 
-@pytest.mark.parametrize("name", ["step", "epoch", "lr", "loss", "accuracy"])
-def test_what_is_logged_may_not_have_the_name_of_another_key_of_the_line(tmp_path, error, name):
+@pytest.mark.parametrize("name", ["step", "epoch", "lr", "loss", "accuracy", "test_accuracy", "test_loss"])
+def test_what_is_logged_may_not_have_the_name_of_another_key_of_metrics(tmp_path, error, name):
     with error(f"'{name}'"):
         train(tmp_path, f"+callbacks.takes={{_target_: {__name__}.Takes, name: {name}}}")
 
@@ -177,6 +177,27 @@ def test_a_run_that_goes_on_with_another_schedule_keeps_no_momentum_of_the_earli
     train(tmp_path, "schedule=one_cycle train.max_steps=9")
     train(tmp_path, "schedule=constant train.max_steps=10")
     assert checkpoint(tmp_path)["optimizers"][0]["param_groups"][0]["momentum"] == 0.9
+
+
+class Renames(Trainer):
+    """Has an attribute of its own, whose name may be taken: from its constructor, or from configure_optimizers."""
+
+    def __init__(self, *arguments, name, early):
+        super().__init__(*arguments)
+        self.name = name
+        if early:
+            setattr(self, name, {"a": []})
+
+    def configure_optimizers(self):
+        setattr(self, self.name, {"a": []})
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize("early", ["true", "false"])
+@pytest.mark.parametrize("name", ["metrics", "means", "settings", "logged", "progress", "task"])
+def test_an_attribute_of_a_trainer_that_training_uses_is_refused_by_its_name(tmp_path, error, name, early):
+    with error(rf"Renames has set self\.{name} to a dict"):
+        train(tmp_path, f"trainer._target_={__name__}.Renames +trainer.name={name} +trainer.early={early}")
 
 
 class Overflowing(Trainer):

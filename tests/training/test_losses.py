@@ -202,6 +202,24 @@ def test_a_parameter_of_a_loss_that_no_optimizer_has_is_warned_of(tmp_path, capl
     assert checkpoint(tmp_path)["others"]["task"]["own_loss.scale"] == 1
 
 
+def test_a_loss_and_a_score_get_outputs_that_are_no_tensor_as_they_are():
+    task = Task(
+        None, loss=lambda outputs, labels: outputs["a"].sum(), extra_scores={"mine": lambda outputs, _: outputs["a"]}
+    )
+    outputs = {"a": torch.ones(3, dtype=torch.half)}
+    assert task.loss(outputs, torch.zeros(3)) == 3 and task.all_scores(outputs, torch.zeros(3)) == {
+        "mine": outputs["a"]
+    }
+
+
+@pytest.mark.parametrize("returned", [(torch.zeros(()), {}), {"loss": torch.zeros(())}, 0.5, None])
+def test_a_loss_that_is_no_tensor_is_refused_with_its_type(returned):
+    own = type("Own", (Task,), {"default_loss": lambda self, outputs, labels: returned})(None)
+    for task, name in ((Task(None, loss=lambda *_: returned), "task.loss"), (own, "Own.default_loss")):
+        with refused(f"{name} returned a {type(returned).__name__}"):
+            task.loss(torch.zeros(3, CLASSES), torch.zeros(3))
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (10,)])
 def test_a_score_that_is_not_one_of_each_sample_is_refused(shape):
     task = Task(None, extra_scores={"mine": lambda outputs, labels: torch.ones(shape)})
