@@ -27,6 +27,10 @@ COMMAND = "command.yaml"  # in a run's folder: the flags and the overrides with 
 SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
 # Settings of Hydra that a resume does not take over from the earlier command.
 NOT_RESUMED = ("hydra.run.", "hydra.sweep", "hydra.mode", "hydra/sweeper", "hydra/launcher", "hydra.launcher")
+PLUGINS = {  # of Hydra, by the group that they add to
+    "hydra/sweeper": "hydra-optuna-sweeper",
+    "hydra/launcher": "hydra-joblib-launcher hydra-submitit-launcher",
+}
 ROOM = 1 << 16  # bytes that Hydra's files and the first lines of the log take
 
 
@@ -107,8 +111,8 @@ def parsed(overrides: list[str]) -> dict[str, Override]:
     return {override.key_or_group: override for override in OverridesParser.create().parse_overrides(overrides)}
 
 
-def say_new_forms(arguments: list[str]) -> None:
-    """Says what to type instead of keys that datasets had in earlier versions."""
+def say_remedies(arguments: list[str]) -> None:
+    """Says what to do about a command line that Hydra has refused, where Hydra does not know it."""
     by_key = parsed(hydra_utils.get_args_parser().parse_intermixed_args(arguments).overrides)
     where = f" (change it in {COMMAND} in the run's folder)" if "train.resume" in by_key else ""
     for key, override in by_key.items():
@@ -116,6 +120,18 @@ def say_new_forms(arguments: list[str]) -> None:
         is_list = old_key in ("transform", "test_transform") and isinstance(override.value(), list)
         if key.startswith("data.") and old_key in OLD_KEYS and not is_list:
             print(f"error: {override.input_line}: {OLD_KEYS[old_key]}{where}", file=sys.stderr)
+        if key in PLUGINS:
+            install = f"pip install --pre {PLUGINS[key]}"
+            print(f"error: {override.input_line}: if Hydra cannot load it, {install}", file=sys.stderr)
+        name = key.partition(".")[2].partition(".")[0]
+        if key.startswith("callbacks.") and override.is_add() and name in names_of_callbacks():
+            print(f"error: {override.input_line}: there is a callback {name!r}: choose another name", file=sys.stderr)
+
+
+def names_of_callbacks() -> set[str]:
+    """The names of the callbacks in the repository."""
+    paths = (path for conf in ("conf", "extras/*/conf") for path in ROOT.glob(f"{conf}/callbacks/standard/*.yaml"))
+    return {path.stem for path in paths}
 
 
 def save_command(folder: Path) -> None:

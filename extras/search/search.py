@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from training.build import any_target, named_sections, target_of
 from training.config import ConfigError
-from training.processes import rank
+from training.processes import world_size
 from training.table import table
 
 SWEEPER = "OptunaSweeper"
@@ -23,7 +23,12 @@ SWEEPER = "OptunaSweeper"
 class Search(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         sweeper = config.hydra.sweeper
-        if sweeper._target_.endswith(SWEEPER) and rank() == 0:
+        if sweeper._target_.endswith(SWEEPER):
+            if world_size() > 1:  # Hydra turns an Exception of a callback into a warning
+                raise SystemExit(
+                    "error: hydra/sweeper=search does not run under torchrun: start it with python; with "
+                    "hydra/launcher=submitit_slurm or joblib each of its jobs is a process"
+                )
             with read_write(config.hydra), open_dict(config.hydra):
                 prepare(config)
             atexit.register(print_trials, sweeper.study_name, sweeper.storage)

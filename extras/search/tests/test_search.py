@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from extras.search.search import direction_of
+from extras.search.search import Search, direction_of
 from tests.configs import CONF, FAST
 from tests.data.reading import refused
 
@@ -54,3 +54,9 @@ def test_the_direction_is_that_of_the_score(task, direction):
 def test_a_score_without_a_direction_needs_one():
     with refused("task.metric=mine: say which is the best"):
         direction_of(OmegaConf.create({"_target_": f"{TASKS}.Classification", "metric": "mine"}))
+
+
+def test_a_search_under_torchrun_is_refused_at_once(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="start it with python"):
+        Search().on_multirun_start(OmegaConf.create({"hydra": {"sweeper": {"_target_": "OptunaSweeper"}}}))
