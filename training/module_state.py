@@ -145,7 +145,8 @@ class ModuleState:
         if self._at_start.get("model.training") and not network.training and not self._has_warned_of_mode:
             self._has_warned_of_mode = True
             log.warning(
-                "a callback has left %s in evaluation mode, in which it is trained on: call run.trainer.model.train()",
+                "a callback has left %s in evaluation mode, so it trains without dropout and with the statistics of "
+                "batch norm as they are: call run.trainer.model.train()",
                 type(network).__name__,
             )
 
