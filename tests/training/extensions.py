@@ -50,6 +50,7 @@ class Faulty(Images):
         faults = {
             "floats": (image.permute(2, 0, 1) / 255, label),
             "a wrong label": (image, label + 1),
+            "a mask": (image, torch.full((8, 8), label)),
             "three fields": (image, label, 7),
             "no label": (image, None),
             "other test images": (image if self.train else image[:6], label),

@@ -23,7 +23,7 @@ from tests.configs import (
     summary_of,
     train,
 )
-from tests.training.extensions import Spy, Stop, lying
+from tests.training.extensions import Images, Spy, Stop, lying
 from training.config import ConfigError
 from training.stopping import Stopped
 from training.trainer import Trainer
@@ -214,14 +214,20 @@ class LeavesEval:
         run.trainer.model.eval()
 
 
+class SplitsItself(Images):
+    def __init__(self, train, val_fraction=0.2, **options):
+        super().__init__(train, **options)
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (f"data._target_={__name__}.SplitsItself", "a parameter val_fraction"),
         (f"trainer._target_={__name__}.Overflowing train.precision=fp16", "skipped all of the last 11 steps"),
         (f"+callbacks.mine._target_={__name__}.LeavesEval", "left Sequential in evaluation mode"),
     ],
 )
-def test_a_run_that_trains_not_at_all_or_in_evaluation_mode_says_so_once(tmp_path, caplog, overrides, words):
+def test_what_has_no_effect_or_another_one_than_meant_is_said_once(tmp_path, caplog, overrides, words):
     train(tmp_path, overrides, "train.epochs=4")
     assert sum(words in text for text in caplog.messages) == 1
 
