@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from training.config import ConfigError
-from training.optimizer import RATES, settings_of_groups
+from training.optimizer import RATES, plain, settings_of_groups
 from training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -160,12 +160,9 @@ class ModuleState:
         }
         for path, module in self._modules().items():
             for name, value in vars(module).items():
-                if isinstance(value, np.generic):
-                    value = value.item()
-                elif isinstance(value, Enum):
-                    value = value.value
-                if type(value) in SETTINGS and not name.startswith("_"):
-                    settings[f"{path}.{name}"] = value
+                setting = plain(value)
+                if type(setting) in SETTINGS and not name.startswith("_"):
+                    settings[f"{path}.{name}"] = setting
         return settings
 
     def _parts(self) -> list[Any]:

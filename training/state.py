@@ -8,7 +8,7 @@ from typing import Any
 
 from loaders import merge_states
 from training.config import ConfigError
-from training.optimizer import resume_optimizer, set_optimizer_mode
+from training.optimizer import resume_optimizer, saved_optimizer, set_optimizer_mode
 from training.processes import is_sweep
 from training.resume import OF_LOADER, Origin, changes_since, check_same_run, sentences
 from training.run import Run
@@ -29,7 +29,7 @@ def state_of(run: Run) -> dict[str, Any]:
     return {
         "model": trainer.model.state_dict(),
         "others": {name: module.state_dict() for name, module in trainer.extra_modules.items()},
-        "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
+        "optimizers": [saved_optimizer(optimizer) for optimizer in trainer.optimizers],
         "own_rates": trainer.has_own_rates,
         "altered": run.module_state.altered(),
         "scaler": trainer.scaler.state_dict(),

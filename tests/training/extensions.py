@@ -406,7 +406,7 @@ class Alters:
             network.second[0].p = np.float64(0.1)
             network.mode = Mode.SUM
             run.data.task.smoothing = 0.7
-            run.trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.5
+            run.trainer.optimizers[0].param_groups[0]["weight_decay"] = np.float64(0.5)
         else:
             network.second.eval()
             network.sums = run.progress.epoch == 2
