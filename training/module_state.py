@@ -57,7 +57,7 @@ class ModuleState:
                 tensors.setdefault((value.device, value.dtype), []).append((name, value.detach()))
         for alike in tensors.values():
             norms = torch._foreach_norm([value for _, value in alike], math.inf)
-            for (name, _), norm in zip(alike, torch.stack(norms).tolist(), strict=True):
+            for (name, _), norm in zip(alike, torch.stack(norms).cpu().tolist(), strict=True):
                 if not math.isfinite(norm):
                     found.add(f"{'NaN' if math.isnan(norm) else 'infinity'} in {name}")
         return found - self._never_finite
