@@ -260,4 +260,4 @@ class PreloaderIterator:
         return len(self._owner.loader)
 
     def __next__(self) -> Any:
-        return next(self._batches)
+        return self._batches.__next__()  # next() is C: after it a signal handler may run, and the batch would be lost
