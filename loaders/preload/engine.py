@@ -211,6 +211,8 @@ class PreloadEngine:
                     reading.batch, item.ready = copier.copy(reading.batch, random, batch_id)
         except BaseException as error:
             if not self._depth and (not isinstance(error, Exception) or is_of_signal(error)):
+                if self._engine.in_order:  # it reads the batch again: the transform may have changed it in place
+                    self._begun = Item(number - 1, Reading())
                 raise
             self._fail(reading, error)
         self._items.append(item)

@@ -25,6 +25,7 @@ class ForeignEpoch(Plan):
 
     locks_for: Accelerator | None = None  # is ignored
     most = 0
+    in_order = True
     pin_memory = False
     steps_per_epoch = None
 
