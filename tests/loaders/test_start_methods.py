@@ -67,7 +67,8 @@ def test_workers_start_as_the_program_has_set_unless_the_loader_is_told_otherwis
     inherited, is_equal, started_by = json.loads(done.stdout)
     assert inherited == [inherits] * 40 and is_equal
     as_before = {"none": None, "lock": multiprocessing.get_all_start_methods()[0]}
-    assert started_by == as_before.get(method, method), "the loader has set the program's start method"
+    if context != "forkserver":  # Python itself sets its default, to prepare a process that it does not fork
+        assert started_by == as_before.get(method, method), "the loader has set the program's start method"
 
 
 @pytest.mark.parametrize(
