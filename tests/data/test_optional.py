@@ -160,7 +160,7 @@ def test_a_property_that_raises_an_error_is_not_used_and_named_unless_a_subclass
     [
         ("classes", ["ant", "bee", "bee"] * (COUNT // 3)),  # of each sample
         ("prepare", lambda overwrite=False: None),  # a downloader's
-        ("split_parts", lambda *fractions: None),
+        ("split_parts", lambda fraction=0.1: None),
         ("path", lambda index=0: "images"),
     ],
 )
