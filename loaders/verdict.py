@@ -32,6 +32,7 @@ from .worker_loader import WorkerLoader
 GAINS = 1.15  # loading limits steps if they would be more than this many times as fast with instant loading
 WAITS = 1 - 1 / GAINS  # from this share of a step on, waiting alone does that
 NO_GAIN = 1.05  # a gain up to this many times is not named
+BOUNDED = 10  # nor is a bound of this many times or more: it says nothing
 # A CPU second of loading holds up a step on all cores for about as long: a preempted thread holds up the others.
 # Measured on two cores, with workers of a known load: 0.8 to 1.3 seconds for two threads, 0.4 for one.
 COSTS = 1.25
@@ -263,7 +264,7 @@ class Evidence:
         if faster <= NO_GAIN:
             return waits
         span = f"{slower:.2f} or more"
-        if faster < math.inf:
+        if faster < BOUNDED:
             span = " to ".join(dict.fromkeys((f"{slower:.2f}", f"{faster:.2f}")))
         return f"{waits}; instant loading, which takes no cores, would make it {span} times as fast"
 

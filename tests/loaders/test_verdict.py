@@ -112,6 +112,7 @@ def test_the_word_is_said_only_if_the_figures_support_it(known, measured, word):
         ),
         (evidence(0.04), None, "training waits 4 % of its 100.0 ms per step"),
         (evidence(0.5, GPU), None, "would make it 2.00 or more times as fast"),
+        (evidence(0.05, figures=stats(busy=0.07)), None, "would make it 1.05 or more times as fast"),  # at most 13
         (evidence(0.0), FASTER, "after the run steps were 1.7 times as fast, which loading cannot explain"),
         (evidence(0.05, cores=BUSY_MACHINE), None, "other programs used 50% of the cores"),
         (
