@@ -6,12 +6,13 @@
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. Scores are those of the run's own
 evaluation_step and task.metrics, in batches of the run's size. It writes evaluation.json and, for classes,
-confusion.png and mistakes.png into RUN/evaluation/SPLIT.
+confusion.png and mistakes.png into RUN/evaluation/SPLIT, and brings RUN/report.html up to date.
 """
 
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from data import length_of
 from extras.finished.evaluation import Evaluation
 from extras.finished.finished_run import SPLITS, FinishedRun, parser
+from extras.finished.samples import name_of
+from training.config import ROOT
 from training.dry_run import dry_run_evaluation
 from training.files import write_whole
 from training.results import plain
@@ -45,17 +49,34 @@ def main(typed: list[str] | None = None) -> dict[str, Any]:
     out: Path = arguments.out or run.folder / "evaluation" / arguments.split
     out.mkdir(parents=True, exist_ok=True)
     if evaluation is not None:
+        files = files_of(evaluation, dataset)
         result["classes"] = evaluation.by_class()
-        write_whole(out / "mistakes.png", evaluation.draw_mistakes())
+        result["mistakes"] = evaluation.mistakes_of(files)
         matrix = evaluation.draw_confusion()
         if matrix is not None:
             write_whole(out / "confusion.png", matrix)
+        write_whole(out / "mistakes.png", evaluation.draw_mistakes(files))
         pictures = "worst mistakes" if matrix is None else "confusion matrix and worst mistakes"
         print(f"{evaluation.table()}\n\n{pictures}: {out}")
     write_whole(out / "evaluation.json", json.dumps(plain(result), indent=2) + "\n")
+    update_page(run.folder)
     shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
     print(f"{run}\n{shown} of {samples:,} samples ({arguments.split})")
     return result
+
+
+def files_of(evaluation: Evaluation, dataset: Any) -> list[str]:
+    """The names of the samples of the mistakes; empty ones if samples were left out, so that they are not known."""
+    if evaluation.samples != length_of(dataset):
+        return [""] * len(evaluation.mistakes)
+    return [name_of(dataset, mistake.sample) for mistake in evaluation.mistakes]
+
+
+def update_page(folder: Path) -> None:
+    """Writes the run's report.html again, if it has one: by extras/report, which may have been deleted."""
+    program = ROOT / "extras" / "report" / "page.py"
+    if program.exists() and (folder / "report.html").exists():
+        runpy.run_path(str(program))["main"]([str(folder)])
 
 
 def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Evaluation | None]:

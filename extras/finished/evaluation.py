@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from training.figure import new_figure, png
-from training.table import table
+from training.figure import INK, new_figure, png
+from training.table import shorten, table
 
 MISTAKES = 25  # images in the picture of the worst mistakes
 MOST_DRAWN = 2_000  # classes of a confusion matrix
 SHOWN_CLASSES = 40  # if there are more, the table has those with the lowest F1, and the matrix no names
+COUNTED_CLASSES = 20  # up to which the matrix has the numbers of images
 
 
 class Mistake(NamedTuple):
-    """A misclassified image, with the probabilities (0 to 1) of its true class and of the predicted one."""
+    """A misclassified image, with the probabilities (0 to 1) of its true class and of the predicted one.
 
+    sample: its place in the order in which the images were added.
+    """
+
+    sample: int
     truth_probability: float
     predicted_probability: float
     truth: int
@@ -38,14 +44,18 @@ class Evaluation:
         self.image = image
         self.mean = mean
         self.std = std
+        self.samples = 0  # that were added, also those that do not count
         self.mistakes: list[Mistake] = []  # those with the lowest probabilities of the true class, sorted
         self._pairs: list[np.ndarray] = []  # true class * number of classes + predicted class of each image, by batch
 
     def add(self, batch: dict[str, Any], labels: Tensor, probabilities: Tensor, counted: Tensor | None = None) -> None:
         """Adds a batch. labels: int64 (B,). probabilities: (B, number of classes). counted: bool (B,); None: all."""
         images = batch[self.image]
+        places = torch.arange(self.samples, self.samples + len(labels))
+        self.samples += len(labels)
         if counted is not None:
             images = images[counted]
+            places = places[counted.cpu()]
             labels = labels[counted]
             probabilities = probabilities[counted]
         best, predicted = probabilities.max(1)
@@ -55,6 +65,7 @@ class Evaluation:
         worst = truth_probabilities[wrong].argsort()[:MISTAKES]
         for row in wrong[worst].tolist():
             mistake = Mistake(
+                sample=int(places[row]),
                 truth_probability=float(truth_probabilities[row]),
                 predicted_probability=float(best[row]),
                 truth=int(labels[row]),
@@ -107,22 +118,42 @@ class Evaluation:
         shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
         figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the true class")
         axes.set(xlabel="predicted class", ylabel="true class")
+        if number <= COUNTED_CLASSES:
+            for (row, column), count in np.ndenumerate(counts):
+                color = "white" if shares[row, column] > 0.5 else INK
+                axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize=7, color=color)
         if number <= SHOWN_CLASSES:
             axes.set_xticks(range(number), self.names, rotation=90, parse_math=False)
             axes.set_yticks(range(number), self.names, parse_math=False)
         return png(figure)
 
-    def draw_mistakes(self) -> bytes:
-        """A PNG with the worst mistakes: each image with its true and its predicted class, and their probabilities."""
+    def mistakes_of(self, files: Sequence[str]) -> list[dict[str, Any]]:
+        """A row per mistake, the worst first. files: the names of their samples."""
+        return [
+            {
+                "file": file,
+                "class": self.names[mistake.truth],
+                "predicted": self.names[mistake.predicted],
+                "probability": mistake.truth_probability,
+            }
+            for file, mistake in zip(files, self.mistakes, strict=True)
+        ]
+
+    def draw_mistakes(self, files: Sequence[str]) -> bytes:
+        """A PNG with the worst mistakes: each image with its file, its true and its predicted class.
+
+        Behind the classes are their probabilities. files: as `mistakes_of` gets them.
+        """
         figure = new_figure("Worst mistakes: the true class, and the one predicted", 12, 13)
         axes = list(figure.subplots(5, 5).flat)
         for plot in axes:
             plot.axis("off")
-        for plot, mistake in zip(axes, self.mistakes, strict=False):
+        for plot, mistake, file in zip(axes, self.mistakes, files, strict=False):
             plot.imshow(mistake.image.squeeze(), cmap="gray", vmin=0, vmax=255)
             truth = f"{self.names[mistake.truth]} ({mistake.truth_probability:.0%})"
             predicted = f"{self.names[mistake.predicted]} ({mistake.predicted_probability:.0%})"
-            plot.set_title(f"{truth}\n{predicted}", fontsize=8, parse_math=False)
+            name = shorten(Path(file).name, 32)
+            plot.set_title(f"{name}\n{truth}\n{predicted}", fontsize=8, parse_math=False)
         return png(figure)
 
     def _pixels(self, image: Tensor) -> np.ndarray:

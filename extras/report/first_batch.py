@@ -1,7 +1,7 @@
 """What the network saw: a training batch after all transforms, and the values before and after each of them.
 
-It is written to first_batch.json in the run's folder. The transforms run once more, on copies, for the first samples
-of the dataset: neither their state nor the global random generators change.
+The transforms run once more, on copies, for the first samples of the dataset: neither their state nor the global
+random generators change.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import copy
 import io
 import itertools
-import json
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -25,11 +23,8 @@ from data.subset import undivided
 from data.transform import Transform, name_of
 from extras.report.curves import number
 from loaders import Random, move, preserved_globals
-from training.files import write_whole
 from training.page import embedded
 from training.run import Run
-
-log = logging.getLogger(__name__)
 
 Row = dict[str, Any]  # a row of the table in report.html
 Note = Callable[[str, Any], None]  # gets the name of a stage, and the values after it
@@ -43,24 +38,20 @@ LARGE = 20.0  # floats that a network gets are smaller, if they are normalised
 FLAT = 0.02  # their standard deviation is larger
 
 
-def write(run: Run) -> None:
-    """Writes first_batch.json, about run.batch. Warns if most values are made equal, or if their range is odd."""
+def seen(run: Run) -> dict[str, Any]:
+    """What the page shows of run.batch; "warnings": if most values are made equal, or if their range is odd."""
     data = run.data
     batch = {name: value[:MOST_SAMPLES].cpu() for name, value in run.batch.items() if isinstance(value, Tensor)}
     names = [name for name in data.task.inputs if name in batch]
     rows = [row for name in names for row in stages(run, name)]
     last = [row_of("the batch of the step", name, batch[name]) for name in names]
-    texts = [text for row in last for text in warnings_of(row, rows)]
-    for text in texts:
-        log.warning("%s", text)
     size = data.task.batch_length(run.batch)
-    content = {
+    return {
         "text": f"The batch of step {run.progress.step}, of {size} samples, after all transforms.",
         "rows": [*rows, *last],
         "tiles": tiles(run, batch, names),
-        "warnings": texts,
+        "warnings": [text for row in last for text in warnings_of(row, rows)],
     }
-    write_whole(run.folder / "first_batch.json", json.dumps(content))
 
 
 def row_of(stage: str, field: str, values: Tensor) -> Row:

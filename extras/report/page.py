@@ -1,4 +1,4 @@
-"""The page of a run: report.html, made of what is in its folder. To make it again, such as after evaluate.py:
+"""The page of a run: report.html, made of what is in its folder. To make it again:
 
     python extras/report/page.py outputs/2026-11-21_10-00-00_123456
 
@@ -8,6 +8,7 @@ Promise: it stays under 2 MB and takes less than half a second, however long the
 from __future__ import annotations
 
 import io
+import json
 import re
 import shlex
 import sys
@@ -21,47 +22,106 @@ import yaml
 from PIL import Image
 
 from extras.report.curves import charts_of, number
-from training.command_line import COMMAND
-from training.config import ConfigError
+from training.checkpoint import file_of
+from training.command_line import COMMAND, value_of
+from training.config import ROOT, ConfigError
 from training.files import line_of, read_json
 from training.page import embedded, write_page
 from training.script import parser, run_script
 
 TEMPLATE = Path(__file__).with_name("report.html")
+FACTS = "report.json"  # in a run's folder: what the page says that no other file has
 PATTERNS = ("*.png", "*/*.png", "evaluation/*/*.png")  # where pictures are in a run's folder
 MOST_PICTURES = 8
 MOST_BYTES = 1_000_000  # size of all pictures; further ones are only named
 LARGE = 200_000  # bytes of a picture from which on it is shown as a JPEG, as photographs in a PNG take megabytes
 MOST_LARGE = 5_000_000  # bytes of all large pictures that are opened, which takes 0.4 seconds
 MOST_LINES = 2000  # training steps that are read from metrics.jsonl
+MOST_CLASSES = 40  # if there are more, the table has those with the lowest F1
 MOST_WARNINGS = 20
 LOG_BYTES = 2_000_000  # size of the end of train.log that is searched for warnings
-ENTRY = re.compile(r"^\[[^]]+\]\[[^]]+\]\[(?P<level>\w+)\] - (?P<text>.*)")
+ENTRY = re.compile(r"^\[[^]\n]+\]\[[^]\n]+\]\[(\w+)\] - ", re.MULTILINE)  # where an entry of the log begins
+TRACEBACK = "\nTraceback (most recent call last):"
 
 
-def write(folder: Path, facts: dict[str, Any], status: str) -> None:
-    """Writes report.html. facts: entries of summary.json, as far as they are known. status: such as "running"."""
-    typed = folder / COMMAND
-    overrides = yaml.safe_load(typed.read_text())["overrides"] if typed.exists() else []
-    first_batch = json_of(folder / "first_batch.json")
-    errors = [facts["error"]] if "error" in facts else []
+def write(folder: Path) -> None:
+    """Writes report.html. A run of before there was a report.json has its figures in summary.json."""
+    facts = json_of(folder / "summary.json") | json_of(folder / FACTS)
     rows = metrics(folder / "metrics.jsonl")
+    errors = [facts["error"]] if "error" in facts else []
+    warnings = dict.fromkeys([*errors, *facts.get("warnings", []), *warnings_of(folder / "train.log")])
     pictures, named = pictures_in(folder)
     write_page(
         folder / "report.html",
         TEMPLATE,
         title="/".join(folder.resolve().parts[-2:]),
-        status=status,
         facts=facts,
         last={name: value for row in rows for name, value in row.items()} | facts,
+        best=best_of(folder, rows, facts.get("score", "")),
+        evaluations=evaluations_in(folder),
+        seconds=seconds_of(facts),
         number=number,
+        duration=duration,
+        dumps=json.dumps,
         charts=charts_of(rows),
-        first_batch=first_batch,
         pictures=pictures,
         named=named,
-        command=shlex.join(["python", "train.py", *overrides]),
-        warnings=dict.fromkeys([*errors, *first_batch.get("warnings", []), *warnings_of(folder / "train.log")]),
+        commands=commands_of(folder, facts),
+        warnings=[*warnings],
+        most_warnings=MOST_WARNINGS,
     )
+
+
+def best_of(folder: Path, rows: list[dict[str, Any]], score: str) -> dict[str, Any] | None:
+    """The line of the evaluation whose checkpoint is best.pt, with the file's name; None if there is none."""
+    file = (folder / "checkpoints" / "best.pt").resolve().name  # a link
+    lines = [row for row in rows if row.get(score) is not None and file_of(row["step"]) == file]
+    return {**lines[-1], "file": file} if lines else None
+
+
+def evaluations_in(folder: Path) -> list[dict[str, Any]]:
+    """What evaluate.py has written about each split, with the part of it that is shown."""
+    evaluations = []
+    for path in sorted(folder.glob("evaluation/*/evaluation.json")):
+        evaluation = read_json(path)
+        classes = evaluation.get("classes", [])
+        shown = classes if len(classes) <= MOST_CLASSES else sorted(classes, key=lambda row: row["f1"])[:MOST_CLASSES]
+        scores = {name: value for name, value in evaluation.items() if isinstance(value, float)}
+        about = {"folder": str(path.parent.relative_to(folder)), "shown": shown, "scores": scores}
+        evaluations.append(evaluation | about)
+    return evaluations
+
+
+def seconds_of(facts: dict[str, Any]) -> float:
+    """How long the run has taken, with its parts before a resume in the same folder."""
+    return float(facts.get("earlier_seconds", 0.0) + sum(facts.get("phase_seconds", {}).values()))
+
+
+def duration(seconds: float) -> str:
+    """Such as "2 h 5 min", "3 min 20 s" or "12.3 s"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, of_hour = divmod(minutes, 60)
+    return f"{hours} h {of_hour} min" if hours else f"{minutes} min {rest} s"
+
+
+def commands_of(folder: Path, facts: dict[str, Any]) -> dict[str, str]:
+    """Commands to paste in the repository's folder, by what they do."""
+    typed = folder / COMMAND
+    command = yaml.safe_load(typed.read_text()) if typed.exists() else {"flags": [], "overrides": []}
+    flags = [flag for flag in command["flags"] if flag != "--config-name=config"]  # which is the default
+    path = folder.resolve()
+    resume = ["python", "train.py", f"train.resume={value_of(path)}"]
+    if facts.get("status") == "finished" and "planned_epochs" in facts:
+        resume.append(f"train.epochs={2 * facts['planned_epochs']}")
+    again = ["python", "train.py", *flags, *command["overrides"]]
+    commands = {"Train again": again, "Resume": resume}
+    for name, arguments in {"evaluate": [], "predict": ["IMAGES"]}.items():
+        program = f"extras/finished/{name}.py"
+        if (ROOT / program).exists():
+            commands[name.capitalize()] = ["python", program, str(path), *arguments]
+    return {name: shlex.join(words) for name, words in commands.items()}
 
 
 def json_of(path: Path) -> dict[str, Any]:
@@ -101,7 +161,7 @@ def pictures_in(folder: Path) -> tuple[list[dict[str, str]], list[str]]:
             content = as_jpeg(path)
         if 0 < len(content) <= left:
             left -= len(content)
-            pictures.append({"name": name, "source": embedded(content, kind)})
+            pictures.append({"name": name, "folder": str(Path(name).parent), "source": embedded(content, kind)})
         else:
             named.append(name)
     return pictures, named
@@ -116,15 +176,14 @@ def as_jpeg(path: Path) -> bytes:
 
 
 def warnings_of(path: Path) -> list[str]:
-    """The last warnings and errors of a log, without their tracebacks, each once."""
+    """The warnings and errors of a log, without their tracebacks."""
     if not path.exists():
         return []
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - LOG_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    entries = filter(None, map(ENTRY.match, lines))
-    texts = [entry["text"] for entry in entries if entry["level"] not in ("INFO", "DEBUG")]
-    return [*dict.fromkeys(texts)][-MOST_WARNINGS:]
+        _, *parts = ENTRY.split(file.read().decode(errors="replace"))
+    entries = zip(parts[::2], parts[1::2], strict=True)  # their levels and texts
+    return [text.partition(TRACEBACK)[0].strip() for level, text in entries if level not in ("INFO", "DEBUG")]
 
 
 def main(arguments: list[str]) -> None:
@@ -133,8 +192,7 @@ def main(arguments: list[str]) -> None:
     folder = options.parse_args(arguments).run
     if not (folder / "metrics.jsonl").exists():
         raise ConfigError(f"{folder} is not the folder of a run that has trained: it has no metrics.jsonl")
-    facts = json_of(folder / "summary.json")
-    write(folder, facts, "finished" if facts else "not finished")
+    write(folder)
     print(folder / "report.html")
 
 

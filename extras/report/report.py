@@ -1,27 +1,37 @@
 """Report: where a run's time went, and what free data would save, for the terminal, report.md and summary.json.
 
-While it trains, and at its end, the run has a page that shows it: report.html.
+While it trains, and at its end, the run has a page that says whether it learns, and shows this: report.html.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import platform
 import resource
+import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import cache
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.types import RunMode
+from omegaconf import open_dict
 
+from data import optional
 from data.errors import Range, check_range
 from extras.report import first_batch, page
 from extras.report.free_data import measure_free_steps
 from loaders import Accelerator, LoaderStats, Window
-from training.config import ConfigError
+from training.config import ROOT, ConfigError, checked, flat
 from training.files import write_whole
 from training.results import git_commit, only_warns, plain, sentence_of, versions
 from training.run import Run
@@ -31,6 +41,7 @@ from training.verdict import KEYS
 log = logging.getLogger(__name__)
 
 PAGES = 0.02  # share of the time of a run that may go into writing report.html
+EXPLODES = 10  # a loss of the first epoch that is this many times that of the first step tells of a too high rate
 
 
 class Report:
@@ -46,19 +57,45 @@ class Report:
 
     def on_start(self, run: Run) -> None:
         self._has_looked = False  # at the first batch
+        self._first_loss = math.inf  # of the first step
         self._next_page = 0.0  # when a page may be written, in seconds of time.monotonic
-        self._where: dict[str, Any] = {}
+        self._facts: dict[str, Any] = {}  # for the page
         if run.is_main:
             with only_warns("callbacks.report"):
-                self._where = where(run)
+                self._facts = facts_of(run)
+                self._facts |= facts_of_code(run)  # there may be no git
 
     def on_log(self, run: Run, values: dict[str, float]) -> None:
         """At the first step: what the network saw. A resumed run may begin with an evaluation, which has no batch."""
-        if run.is_main and not self._has_looked and run.batch is not None:
+        if not run.is_main:
+            return
+        self._check_loss(run, values)
+        if not self._has_looked and run.batch is not None:
             self._has_looked = True
             with run.clock.phase("the rest"), only_warns("the look at the first batch"):
-                first_batch.write(run)
+                seen = first_batch.seen(run)
+                for text in seen.pop("warnings"):
+                    self._warn(text)
+                self._facts["first_batch"] = seen
             self._show(run)
+
+    def _check_loss(self, run: Run, values: dict[str, float]) -> None:
+        """Warns once if the loss explodes in the first epoch. Later it may still fall, but not as far."""
+        loss = values.get("loss", 0.0)
+        step = run.progress.step
+        if step == 1:
+            self._first_loss = loss
+        elif run.progress.epoch == 0 and loss > EXPLODES * self._first_loss > 0:
+            rate = run.config.optim.get("lr")
+            self._warn(
+                f"the loss exploded: it was {self._first_loss:.4g} in the first step, and {loss:.4g} by step {step}: "
+                f"lower optim.lr (now {rate})"
+            )
+            self._first_loss = math.inf
+
+    def _warn(self, text: str) -> None:
+        log.warning("%s", text)
+        self._facts.setdefault("warnings", []).append(text)
 
     def on_evaluation(self, run: Run, scores: dict[str, float]) -> None:
         if run.is_main and time.monotonic() >= self._next_page:
@@ -67,12 +104,15 @@ class Report:
     def _show(self, run: Run) -> None:
         """Writes the page of a run that trains. If it fails, it is not tried again before the end."""
         self._next_page = float("inf")
+        epoch = f"epoch {max(1, run.progress.epoch)} of {run.config.train.epochs}"
         with run.clock.phase("the rest"), only_warns("report.html"):
-            self._write_page(run, facts_until_now(run), time.strftime("running at %Y-%m-%d %H:%M"))
+            self._write_page(run, facts_until_now(run), f"running at {now()}: {epoch}")
 
     def _write_page(self, run: Run, facts: dict[str, Any], status: str) -> None:
         began = time.monotonic()
-        page.write(run.folder, plain(self._where | facts), status)
+        content = self._facts | facts | {"status": status}
+        write_whole(run.folder / page.FACTS, json.dumps(plain(content)))
+        page.write(run.folder)
         ended = time.monotonic()
         self._next_page = ended + (ended - began) / PAGES
 
@@ -130,10 +170,64 @@ class Report:
         facts["peak_fraction"] = None if measured.peak is None else measured.peak[0]
 
 
-def where(run: Run) -> dict[str, Any]:
-    """What runs where, and which score counts, for the page."""
-    score = f"{run.eval_split}_{run.data.task.metric}"
-    return {**run.facts(), **machine(run), "score": score, "git_commit": git_commit(), "versions": versions()}
+def facts_of(run: Run) -> dict[str, Any]:
+    """What the page says of the whole run: what runs where, how far it is to go, when it began, and what counts."""
+    progress = run.progress
+    earlier = page.json_of(run.folder / page.FACTS) if progress.step else {}  # of the part before a resume
+    return {
+        **run.facts(),
+        **machine(run),
+        "score": f"{run.eval_split}_{run.data.task.metric}",
+        "chance": chance(run),
+        "planned_epochs": run.config.train.epochs,
+        "planned_steps": progress.last_step,
+        "resumed_step": progress.step,
+        "began": earlier.get("began", now()),
+        "earlier_seconds": page.seconds_of(earlier),
+    }
+
+
+def facts_of_code(run: Run) -> dict[str, Any]:
+    """The settings that differ from those of conf/, by key, whatever has changed them; the commit and the versions."""
+    defaults = default_settings()
+    settings = flat(plain(run.trainer.settings))
+    return {
+        "settings": {key: value for key, value in settings.items() if value != defaults.get(key)},
+        "git_commit": git_commit(),
+        "uncommitted": uncommitted_files(),
+        "versions": versions(),
+    }
+
+
+@cache
+def default_settings() -> dict[str, Any]:
+    """The settings of a run without a command line, by key. Composing them takes longer than writing a page."""
+    configs = ConfigLoaderImpl(create_config_search_path(str(ROOT / "conf")))
+    cfg = configs.load_configuration("config", [], RunMode.RUN)
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return flat(plain(asdict(checked(cfg))))
+
+
+def uncommitted_files() -> list[str]:
+    """The files that are not as in the commit, in git's notation: "M train.py", "?? my/new.py"."""
+    command = ["git", "-C", str(ROOT), "status", "--porcelain"]
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return [line.strip() for line in output.splitlines()]
+
+
+def chance(run: Run) -> float | None:
+    """The accuracy of a network that always predicts the most common class; None if that is not known."""
+    dataset = getattr(run.data, run.eval_split)
+    labels = np.asarray(optional(dataset, "labels"))
+    if run.data.task.metric != "accuracy" or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        return None
+    _, counts = np.unique(labels, return_counts=True)
+    return float(counts.max() / counts.sum())
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M")
 
 
 def machine(run: Run) -> dict[str, Any]:

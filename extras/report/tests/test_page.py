@@ -16,7 +16,7 @@ from PIL import Image
 from data.transform import Transform
 from extras.report import first_batch, page
 from extras.report.curves import charts_of
-from tests.configs import logged, train
+from tests.configs import checkpoint, logged, train
 from tests.data.reading import refused
 from tests.training.extensions import Images, Stream
 
@@ -59,22 +59,28 @@ def parts(folder):
     return Parts((folder / "report.html").read_text())
 
 
+def facts(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
 class Witness:
-    """Notes whether a page says since when the run is running, and its score, before its end."""
+    """Notes whether a page says how far the run is, and its score, before its end."""
 
     running: list
 
     def on_evaluation(self, run, scores):
-        text = parts(run.folder).text
-        Witness.running.append(" running at 20" in text and re.search(r"\dtest accuracy", text))
+        epoch = run.progress.epoch
+        says = rf" running at 20[-\d]+ [:\d]+: epoch {epoch} of 2 .*\dbest test accuracy, epoch {epoch}"
+        Witness.running.append(re.search(says, parts(run.folder).text))
 
 
 def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path, monkeypatch):
     for module in ("training.results", "extras.report.report"):
         monkeypatch.setattr(f"{module}.git_commit", lambda: "0a1b2c3d")
     monkeypatch.setattr("extras.report.report.device_name", lambda device: "Card 9000")
+    monkeypatch.setattr("extras.report.report.uncommitted_files", lambda: ["M train.py"])
     monkeypatch.setattr("extras.report.report.PAGES", float("inf"))  # after each evaluation
-    (tmp_path / "command.yaml").write_text(json.dumps({"overrides": [f"data.note={EVIL}"]}))
+    (tmp_path / "command.yaml").write_text(json.dumps({"flags": [], "overrides": [f"data.note={EVIL}"]}))
     (tmp_path / "train.log").write_text(f"[now][data][WARNING] - {EVIL}\n[now][data][INFO] - not this\n")
     (tmp_path / "evaluation" / "test").mkdir(parents=True)
     (tmp_path / "evaluation" / "test" / "confusion.png").write_bytes(PNG)
@@ -83,7 +89,7 @@ def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path, monke
     witness = f"+callbacks.witness._target_={HERE}.Witness"
     summary = train(tmp_path, REPORT, witness, evil, "timing.warmup_steps=0")
     found = parts(tmp_path)
-    assert Witness.running[0], "it is written while the run trains"
+    assert all(Witness.running) and len(Witness.running) == 2, "it is written while the run trains"
     assert found.text.index(EVIL) < found.text.index("Where the time went"), "warnings are on the first screen"
     assert " finished " in found.text and summary["verdict"] in found.text
     assert found.text.count(EVIL) >= 3, "in the settings, the warnings and the labels"
@@ -92,7 +98,7 @@ def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path, monke
     assert found.tags.count("polyline") == 7 and found.tags.count("svg") == 5
     assert "evaluation/test/confusion.png" in found.text
     assert shlex.join(["python", "train.py", f"data.note={EVIL}"]) in found.text, "the command can be copied"
-    assert all(text in found.text for text in ("Where the time went", "0a1b2c3d", "Card 9000"))
+    assert all(text in found.text for text in ("Where the time went", "0a1b2c3d", "Card 9000", "M train.py"))
     page.main([str(tmp_path)])
     assert parts(tmp_path).text == found.text, "it is made again of what is in the folder"
     with refused("has trained"):
@@ -100,8 +106,8 @@ def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path, monke
 
 
 def test_the_first_batch_is_shown_as_it_was_before_it_was_normalised_with_its_range(tmp_path):
-    train(tmp_path, REPORT, f"data._target_={HERE}.Evil augment.mixup=1.0")
-    seen = json.loads((tmp_path / "first_batch.json").read_text())
+    train(tmp_path, REPORT, f"data._target_={HERE}.Evil augment.mixup=1.0 optim.lr=0.01")
+    seen = facts(tmp_path)["first_batch"]
     stages = [(row["stage"], row["dtype"], row["shape"], row["highest"]) for row in seen["rows"]]
     assert stages == [
         ("first samples of the dataset", "uint8", "2 x 8 x 8 x 3", 200),
@@ -110,7 +116,7 @@ def test_the_first_batch_is_shown_as_it_was_before_it_was_normalised_with_its_ra
         ("the batch of the step", "float32", "32 x 3 x 8 x 8", stages[3][3]),
     ]
     assert len(seen["tiles"]) == 16 and any("%" in tile["label"] for tile in seen["tiles"])
-    assert seen["warnings"] == []
+    assert "warnings" not in facts(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +186,7 @@ class Streamed(Stream):
 
 def test_the_first_batch_of_a_stream_with_its_own_transform_is_shown(tmp_path, caplog):
     train(tmp_path, REPORT, f"data._target_={HERE}.Streamed train.steps_per_epoch=2")
-    assert (tmp_path / "first_batch.json").exists() and "failed" not in caplog.text
+    assert facts(tmp_path)["first_batch"] and "failed" not in caplog.text
 
 
 def test_looking_at_a_batch_changes_no_number_of_a_run(tmp_path):
@@ -206,7 +212,58 @@ def test_the_page_of_a_run_that_an_error_ended_names_the_error(tmp_path):
     assert "ended by an error" in text and "error: an image without pixels" in text and "Where the time went" in text
 
 
-@pytest.mark.parametrize("broken", ["page.write", "first_batch.write", "git_commit"])
+def test_the_page_begins_with_the_best_score_its_epoch_and_checkpoint_and_the_level_of_chance(tmp_path):
+    labels = f"data._target_={HERE}.Common train.batch_size=16 model._target_=tests.training.extensions.linear"
+    train(tmp_path, REPORT, labels, "optim.lr=0.5")
+    best = max(logged(tmp_path, "test_accuracy"))
+    step = checkpoint(tmp_path, "best")["step"]
+    first, *_ = parts(tmp_path).text.partition("Where the time went")
+    assert f"{best:.4g}best test accuracy, epoch {step // 16}" in first
+    assert f"checkpoints/step-{step:07}.pt" in first and "0.75by chance" in first
+
+
+class Common(Images):
+    """Three of four samples are of the first class."""
+
+    @property
+    def labels(self):
+        return np.arange(len(self)) % 4 // 3
+
+    def __getitem__(self, index):
+        image, _ = super().__getitem__(index)
+        return image, int(self.labels[index])
+
+
+def test_the_page_has_the_settings_that_differ_from_the_defaults_and_commands_to_paste(tmp_path):
+    train(tmp_path, REPORT, "optim.lr=0.003")
+    text = parts(tmp_path).text
+    settings = facts(tmp_path)["settings"]
+    assert settings["optim.lr"] == 0.003 and settings["data.image_size"] == 8 and "optim.lr0.003" in text
+    assert not {"seed", "optim.momentum", "train.max_steps"} & settings.keys(), "they are the defaults"
+    assert f"python train.py train.resume={tmp_path} train.epochs=4" in text
+
+
+def test_a_loss_that_explodes_is_a_warning_that_names_the_rate(tmp_path, caplog):
+    train(tmp_path / "high", REPORT, "optim.lr=1000 train.clip_norm=null schedule=constant")
+    warning = r"the loss exploded: it was \d\S* in the first step, and \d\S* by step \d+: lower optim.lr \(now 1000"
+    assert re.search(warning, caplog.text) and re.search(warning, parts(tmp_path / "high").text)
+    assert caplog.text.count("exploded") == 1
+    caplog.clear()
+    train(tmp_path / "usual", REPORT)
+    assert "exploded" not in caplog.text
+
+
+def test_warnings_are_whole_and_counted(tmp_path):
+    entries = [f"[now][data][WARNING] - warning {number}\nits second line\n" for number in range(22)]
+    entries.append("[now][train][ERROR] - no disk\nTraceback (most recent call last):\n  File x\nOSError: no disk\n")
+    (tmp_path / "train.log").write_text("".join(entries) + entries[5])
+    page.write(tmp_path)
+    text = parts(tmp_path).text
+    assert "Warnings: 23" in text and "The last 20 of them" in text and "no disk" in text
+    assert "warning 3 its second line" in text and "warning 2 " not in text and "File x" not in text
+
+
+@pytest.mark.parametrize("broken", ["page.write", "first_batch.seen", "git_commit"])
 def test_a_page_that_cannot_be_written_is_a_warning_and_fails_no_run(tmp_path, monkeypatch, caplog, broken):
     def fail(*_):
         raise OSError("no space left")
@@ -228,8 +285,9 @@ def long_run(folder):
         file.write('{"step": 100001, "cut')
     for name, size in (("large.png", 20_000_000), ("damaged.png", 300_000)):
         (folder / name).write_bytes(bytes(size))
-    phases = {"computing": 1.0, "checkpoint": 0.01}
-    page.write(folder, {"phase_seconds": phases}, "running")
+    phases = {"computing": 3725.0, "checkpoint": 0.01}
+    (folder / "report.json").write_text(json.dumps({"phase_seconds": phases}))
+    page.write(folder)
 
 
 def test_a_thousand_evaluations_are_under_2_mb_and_a_too_large_picture_is_only_named(tmp_path):
@@ -238,7 +296,7 @@ def test_a_thousand_evaluations_are_under_2_mb_and_a_too_large_picture_is_only_n
     found = parts(tmp_path)
     assert "large.png is too large" in found.text and "damaged.png is too large" in found.text
     assert "loss, logarithmic" in found.text
-    assert "computing 1.0 s" in found.text and "checkpoint 0.0 s" not in found.text
+    assert "computing 1 h 2 min" in found.text and "checkpoint 0.0 s" not in found.text
 
 
 def test_large_pictures_are_shown_as_jpegs_as_far_as_time_allows(tmp_path, monkeypatch):
@@ -248,7 +306,7 @@ def test_large_pictures_are_shown_as_jpegs_as_far_as_time_allows(tmp_path, monke
     size = (tmp_path / "first.png").stat().st_size
     assert size > page.MOST_BYTES
     monkeypatch.setattr(page, "MOST_LARGE", size)
-    page.write(tmp_path, {}, "running")
+    page.write(tmp_path)
     assert [address[:16] for address in parts(tmp_path).addresses[1:]] == ["data:image/jpeg;", "second.png"]
 
 
