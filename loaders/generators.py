@@ -1,4 +1,4 @@
-"""Reseeds the random generators that are held by what a loader calls: dataset, collate_fn and transforms.
+"""Seeds the random generators that are held by what a loader calls: dataset, collate_fn and transforms.
 
 They are seeded before each sample, as the global ones are, and those of a batch's transforms before each batch. Forked
 workers inherit equal generators, and would repeat each other's numbers; and a resume would begin with other states.
@@ -9,18 +9,25 @@ as an object may replace its generator: if one holds another object, the search 
 transforms of batches, which should draw from their `random`, that is left out.
 """
 
+import logging
+import random
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import get_worker_info
 
-from .held import Held, Places
+from .held import Held
 from .randomness import GOLDEN, MASK, mix, seed_globals
+
+log = logging.getLogger(__name__)
 
 
 class Seeder:
     """Seeds the global generators, and those that are held by what a loader calls.
 
-    For an object in which no generator is found, and which has `set_random_seed(seed)`, that is called.
     callables_only: only the generators of objects that can be called: of transforms, not of streams.
     """
 
@@ -31,29 +38,15 @@ class Seeder:
         self._search()
 
     def _search(self) -> None:
-        """Searches everything."""
-        held = Held(self._called, self._counts)
-        near = dict(held.reseeds)
-        self._near = Places(held.holders, held.names)
-        names = dict(held.names)
-        watched = held.follow_code()
-        self._kept = [held]  # with its objects: an id is reused
-        self._far = Places(watched, {name: held.names[name] for name in held.names.keys() - names.keys()})
-        self._far_reseeds = {number: reseed for number, reseed in held.reseeds.items() if number not in near}
-        self.reseeds = [*held.reseeds.values()]
+        self._held = Held(self._called, self._counts)
+        self._held.follow_code()
+        reseeds = map(reseeder, self._held.generators.values())
+        self.reseeds = [reseed for reseed in reseeds if reseed is not None]
 
     def update(self, epoch: int, compares: bool = True) -> None:
-        """Is called before a batch. Searches again if the epoch is another one or, if it compares, for another object.
-
-        For one in an attribute it does not follow code again, nor search long containers, as this takes longer.
-        """
-        if epoch != self._epoch or (compares and self._far.have_changed()):
+        """is called before a batch. Searches again in another epoch or, if it compares, if an object was replaced."""
+        if epoch != self._epoch or (compares and self._held.has_changed()):
             self._search()
-        elif compares and self._near.have_changed():
-            held = Held(self._called, self._counts)
-            self._near = Places(held.holders, held.names)
-            self._kept[1:] = [held]
-            self.reseeds = [*(held.reseeds | self._far_reseeds).values()]
         self._epoch = epoch
 
     def __call__(self, key: int) -> None:
@@ -64,3 +57,39 @@ class Seeder:
         """Seeds only the generators that are held: where another thread may draw from the global ones."""
         for number, reseed in enumerate(self.reseeds, 1):
             reseed(mix(int(key) + number * GOLDEN & MASK))
+
+
+def reseeder(generator: Any) -> Callable[[int], object] | None:
+    """Returns what reseeds a generator in place, by 64 bits. Warns, once, of one that cannot be seeded."""
+    if isinstance(generator, torch.Generator) and generator.device.type != "cpu" and get_worker_info() is not None:
+        warn_of(f"torch.Generator on {generator.device}")  # a forked process must not touch the device
+        return None
+    if isinstance(generator, random.SystemRandom):
+        warn_of("random.SystemRandom")
+        return None
+    if isinstance(generator, np.random.BitGenerator):
+        return partial(reseed_numpy, generator)
+    if isinstance(generator, np.random.RandomState):
+        return lambda seed: generator.seed(seed & 0xFFFFFFFF)
+    if isinstance(generator, random.Random):
+        return generator.seed
+    return lambda seed: generator.manual_seed(seed >> 1)  # torch's seeds fit into an int64
+
+
+@cache
+def warn_of(kind: str) -> None:
+    log.warning(
+        "a dataset, collate_fn or transform holds a %s, which the loader cannot seed: it differs from run to run and "
+        "after a resume; draw from the global generators of Python, numpy or torch, or from the `random` that "
+        "read_batch and a batch's transform get",
+        kind,
+    )
+
+
+def reseed_numpy(bits: Any, seed: int) -> None:
+    if not isinstance(bits, np.random.PCG64):
+        bits.state = type(bits)(seed).state
+        return
+    # default_rng() makes this kind. Its state is set as numbers: hashing a seed takes numpy ten times as long.
+    state: Any = {"state": mix(seed) << 64 | seed, "inc": seed << 64 | 1}
+    bits.state = {"bit_generator": "PCG64", "state": state, "has_uint32": 0, "uinteger": 0}

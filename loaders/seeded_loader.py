@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from .arguments import as_index
+from .held import settings_of
 from .iterators import IN_USE, Consumer, EpochIterator, Position, no_batch_left
 from .order import Order
 from .plans import OrderPlan, Plan, SamplerPlan, length_of
 from .randomness import fold
 from .samplers import OrderSampler, Watched, check_resumable, pass_on_epoch
-from .settings import settings_of
 from .worker_loader import WorkerLoader
 
 log = logging.getLogger(__name__)
@@ -220,3 +220,6 @@ class SeededLoader(WorkerLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_consumer": copy(self._consumer), "_plan": None, "_current": None}
+
+
+WorkerLoader.with_seed[False] = SeededLoader

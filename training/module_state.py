@@ -2,16 +2,15 @@
 
 import logging
 import math
-import random
 from enum import Enum
 from itertools import chain
 from typing import Any
 from zlib import crc32
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from loaders import is_generator
 from training.config import ConfigError
 from training.optimizer import RATES, plain, settings_of_groups
 from training.trainer import Trainer
@@ -19,7 +18,6 @@ from training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 SETTINGS = (bool, int, float, str, type(None))  # other types, and classes derived from these, torch.load refuses
 SAME = (*RATES, "weight_decay", "requires_grad")  # settings with which processes would train different weights
 
@@ -100,7 +98,7 @@ class ModuleState:
             if saves or (owner.startswith("callbacks.") and hasattr(value, "state_dict")):
                 continue
             for name, part in getattr(value, "__dict__", {}).items():
-                if isinstance(part, GENERATORS) and part is not torch.default_generator:
+                if is_generator(part):
                     log.warning(
                         "%s.%s is a random generator, which no checkpoint has: a resumed run draws other numbers from "
                         "it; use the global generators, which are seeded for each step",

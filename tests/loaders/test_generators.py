@@ -14,9 +14,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders import Preloader, ResidentLoader, WorkerLoader
-from loaders.generators import Seeder
+from loaders.generators import Seeder, warn_of
 from loaders.held import warn_of_iterator
-from loaders.reseed import warn_of
 
 COUNT = 128
 
@@ -30,20 +29,6 @@ class Draws:
     def __call__(self, value):
         draw = getattr(self.generator, "random", None) or (lambda: torch.rand((), generator=self.generator))
         return value + float(draw())
-
-
-class Library:
-    """A transform that is seeded by a method, and whose generator is out of reach."""
-
-    def __init__(self):
-        self.set_random_seed(0)
-
-    def set_random_seed(self, seed):
-        generator = random.Random(seed)
-        self.draw = lambda: generator.random()
-
-    def __call__(self, value):
-        return value + self.draw()
 
 
 class Late:
@@ -62,7 +47,6 @@ TRANSFORMS = {
     "random state": lambda: Draws(np.random.RandomState),
     "python": lambda: Draws(random.Random),
     "torch": lambda: Draws(torch.Generator),
-    "library": Library,
 }
 
 
