@@ -144,22 +144,22 @@ class Held:
             found += [(part, counts) for part in reversed(parts)]
 
 
-def settings_of(value: Any) -> list[Any]:
+def contents_of(value: Any) -> list[Any]:
     """Returns what an object and its parts hold, to be compared with an earlier result.
 
     It has numbers and texts by their values, arrays and tensors by their items, and other objects by their ids.
     """
     held = Held((value,), counts=False)
-    settings: list[Any] = []
+    contents: list[Any] = []
     for holder in held.holders:
-        settings += map(setting_of, parts_of(holder))
+        contents += map(content_of, parts_of(holder))
     for container in held.long:
         items = items_of(container)
-        settings += [len(items), hash(tuple(map(id, items)))]
-    return settings
+        contents += [len(items), hash(tuple(map(id, items)))]
+    return contents
 
 
-def setting_of(part: Any) -> Any:
+def content_of(part: Any) -> Any:
     kind = type(part)
     if kind in VALUES:
         return kind, part

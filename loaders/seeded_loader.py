@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .arguments import as_index
-from .held import settings_of
+from .held import contents_of
 from .iterators import IN_USE, Consumer, EpochIterator, Position, no_batch_left
 from .order import Order
 from .plans import OrderPlan, Plan, SamplerPlan, length_of
@@ -45,7 +45,7 @@ class SeededLoader(WorkerLoader[T_co]):
     _plan: Plan | None = None  # the newest epoch's
     _current: EpochIterator | None = None  # the iterator behind next(loader)
     _length = 0  # the dataset's length when the workers got it
-    _settings: Any = None  # the values of its attributes then
+    _contents: Any = None  # what it held then
 
     def __iter__(self) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -54,9 +54,9 @@ class SeededLoader(WorkerLoader[T_co]):
         position = self._next_position()
         length = length_of(self.dataset)
         has_copies = self._persists and self.num_workers > 0 and self.worker_method != "thread"
-        settings = settings_of(self.dataset) if has_copies else []
+        contents = contents_of(self.dataset) if has_copies else []
         name = type(self.dataset).__name__
-        if self._engine is not None and (self._length != length or self._settings != settings):
+        if self._engine is not None and (self._length != length or self._contents != contents):
             if self._length != length:
                 sentence = "%s had %d samples and has %d now: this epoch uses the new length, and the workers restart"
                 log.warning(sentence, name, self._length, length)
@@ -65,7 +65,7 @@ class SeededLoader(WorkerLoader[T_co]):
             self._engine.close()
             self._engine = None
         self._length = length
-        self._settings = settings
+        self._contents = contents
         pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
         consumer = Consumer(position)
         plan = self._plan_of(consumer)

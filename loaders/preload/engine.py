@@ -236,14 +236,11 @@ class PreloadEngine:
     def _fail(self, reading: Reading, error: BaseException) -> None:
         """Makes it the error in the place of the batch."""
         reading.error = error
-        if isinstance(error, StopIteration):
-            reading.error = RuntimeError("preparing a batch raised StopIteration, which would end the epoch")
-        elif isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, torch.OutOfMemoryError):
             reading.error = torch.OutOfMemoryError(
                 f"out of memory on {self._copier.device} while preparing a batch of {rows(reading.batch)} samples "
                 f"with depth={self._depth}: lower the batch size or the depth (loader.preload_depth)"
             )
-        if reading.error is not error:
             reading.error.__cause__ = error
         reading.batch = None
 

@@ -12,15 +12,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COPY = "loaders/preload/device_copy.py"
-HOLD = "self._held.append(Held(batch))"
+HOLD = "self._copying.append(HostBatch(batch))"
 DONE = "self._note_done(done)"
 MOVE = '            prepared, seconds = self._timed("copy", batch_id, move, batch, self._to_device)\n'
 EARLY = "            early = self.stream and self.stream.record_event()\n"
 RECORD = "tensor.record_stream(consumer)"
 FINALLY = "        finally:  # after an error too"
-ERROR = (
-    "        except ValueError:\n            self._held.pop()\n            raise\n        else:  # after an error too"
-)
+ERROR = "        except ValueError:\n            self._copying.pop()\n            raise\n"
+ERROR += "        else:  # after an error too"
 BEGIN = "self.stream.wait_stream(self.accelerator.current_stream())"
 PRELOADER = "loaders/preload/preloader.py"
 CALL = "        self._copier.begin()\n"
@@ -37,7 +36,7 @@ SCENARIOS = ("tests/loaders/preload/locks_on_simulated_gpu.py", "tests/loaders/p
 # Each mutant replaces texts: (file, before, after).
 MUTANTS = {
     "no host batch is held": [(COPY, HOLD, "pass")],
-    "only the newest is held": [(COPY, HOLD, f"self._held.clear(), {HOLD}")],
+    "only the newest is held": [(COPY, HOLD, f"self._copying.clear(), {HOLD}")],
     "held with a side stream only": [(COPY, "        if self.accelerator.has_streams:", "        if self.stream:")],
     "its event comes before the copy": [
         (COPY, MOVE, EARLY + MOVE),
@@ -45,7 +44,7 @@ MUTANTS = {
     ],
     "released before the transform": [(COPY, MOVE, MOVE + EARLY), (COPY, DONE, "self._note_done(early or done)")],
     "an error drops the hold": [(COPY, FINALLY, ERROR)],
-    "no wait at the end": [(COPY, "            (self._held[0].event or self.accelerator).synchronize()\n", "")],
+    "no wait at the end": [(COPY, "            (self._copying[0].event or self.accelerator).synchronize()\n", "")],
     "the thread is on the default stream": [
         ("loaders/preload/engine.py", "accelerator.using(self._copier.stream)", "accelerator.using(None)")
     ],

@@ -161,7 +161,7 @@ def raising(error):
 
 
 OUT_OF_MEMORY = "out of memory on cpu while preparing a batch of 1 samples with depth={depth}: lower the batch size"
-STOPPED = "preparing a batch raised StopIteration"
+STOPPED = "batch 1 raised StopIteration"
 TRANSFORM_ERRORS = {  # what the transform raises, and what comes in the place of the batch
     "an error": (LookupError("odd"), LookupError, "odd"),
     "StopIteration": (StopIteration(), RuntimeError, STOPPED),

@@ -10,7 +10,7 @@ import torch
 from example_datasets import Noisy, contents
 
 from loaders import WorkerLoader
-from loaders.preload.device_copy import DeviceCopier, Held
+from loaders.preload.device_copy import DeviceCopier, HostBatch
 from loaders.preload.engine import PreloadEngine
 from loaders.preload.foreign import ForeignEpoch
 
@@ -120,9 +120,9 @@ def test_a_thread_that_begins_when_its_epoch_has_ended_leaves_the_next_epochs_ba
     copier = DeviceCopier("cpu", None, 2)
     epoch = PreloadEngine(ForeignEpoch(iter([]), lambda: None).iterator(0, 0), copier, 2, (0, 0, 0))
     epoch.end()
-    copier._held.append(Held("a batch that is being copied"))
+    copier._copying.append(HostBatch("a batch that is being copied"))
     epoch.fill()
-    assert len(copier._held) == 1
+    assert len(copier._copying) == 1
 
 
 # Closing
