@@ -36,7 +36,7 @@ class Reading:
 
     batch: Any = None
     error: BaseException | None = None
-    skipped: list[tuple[Any, str]] = field(default_factory=list)  # (index, reason) of samples that are left out
+    skipped: list[tuple[Any, str]] = field(default_factory=list)  # (index, reason) of samples that raised
     retried: list[tuple[Any, str]] = field(default_factory=list)  # (index or a batch's name, reason) of each retry
     collate_seconds: float = 0.0
     place: Any = None  # the place of the task's stream after it, also if reading raised an error

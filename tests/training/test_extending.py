@@ -402,14 +402,16 @@ def test_the_device_keeps_a_dataset_of_tuples(tmp_path):
 
 
 @pytest.mark.parametrize("loader", ["torch", "workers", "threads"])
-def test_a_later_sample_that_cannot_be_read_ends_the_run_in_its_own_words(tmp_path, error, loader):
+def test_a_later_sample_that_cannot_be_read_ends_the_run_in_its_own_words(tmp_path, error, loader, caplog):
     late = f"{LATE} loader={loader}"
     with error(r"37\.png is missing"):
         train(tmp_path, late)
     if loader == "workers":
+        caplog.clear()
         skips = train(tmp_path / "skips", late, "loader.on_error=skip")
         # Two sets in two epochs, and read-ahead.
         assert skips["skipped_samples"] >= 4 and skips["retried_samples"] == 0
+        assert sum("37.png" in text for text in caplog.messages) == 2, "each file of the two sets is warned of once"
         assert checkpoint(tmp_path / "skips")["step"] == 8
 
 

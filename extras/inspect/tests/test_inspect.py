@@ -2,6 +2,8 @@
 
 import csv
 import shutil
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from PIL import Image
 
 from data.synthetic import Synthetic
 from extras.inspect import inspect_data
+from tests.configs import train
 from tests.data.fakes import noise
 from tests.data.reading import refused
 
@@ -130,3 +133,41 @@ def test_any_dataset_can_be_inspected_but_a_stream(tmp_path):
     assert code == 1 and rows["3"]["error"] == "'row 3'" and "In more than one set: 5" in page
     with refused("Stream is a stream"):
         inspect_data.main(["data=synthetic", f"data._target_={HERE}.Stream"])
+
+
+class Photos:
+    """Images of noise, as someone's own class reads them: the errors of Pillow do not name a damaged file."""
+
+    classes = ("cat", "dog")
+
+    def __init__(self, train, root, **_):
+        self.files = sorted(Path(root, "train" if train else "val").glob("*/*.png"))
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        with self.files[index].open("rb") as file:
+            return np.array(Image.open(file).resize((8, 8))), int(self.files[index].parent.name == "dog")
+
+    def path(self, index):
+        return self.files[index]
+
+
+@pytest.mark.parametrize("on_error", ["skip", "raise"])
+def test_a_run_lists_the_files_that_it_could_not_read(photos, tmp_path, caplog, on_error):
+    damaged = [photos / "train/cat/6.png", photos / "val/dog/11.png"]
+    for file in damaged:
+        file.write_bytes(file.read_bytes()[:3000])
+    skips = on_error == "skip"
+    settings = f"data._target_={HERE}.Photos +data.root={photos} train.batch_size=8 train.epochs=3 loader=workers"
+    settings += f" loader.num_workers=1 loader.on_error={on_error} callbacks/standard=[unreadable]"
+    with nullcontext() if skips else pytest.raises(OSError, match="truncated"):
+        summary = train(tmp_path, settings)
+        assert summary["skipped_files"] == 2 and summary["skipped_samples"] >= 6
+    lines = [line.split("\t") for line in (tmp_path / "unreadable.tsv").read_text().splitlines()]
+    expected = [["train", "3", str(damaged[0])], ["test", "2", str(damaged[1])]]
+    assert [line[:3] for line in lines] == (expected if skips else expected[:1])
+    assert all("OSError: image file is truncated" in line[3] for line in lines)
+    advised = [text for text in caplog.messages if "loader.on_error=skip" in text and str(damaged[0]) in text]
+    assert len(advised) == (0 if skips else 1)

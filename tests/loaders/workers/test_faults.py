@@ -164,9 +164,10 @@ def test_bad_samples_are_left_out_and_all_else_stays_as_it_was(kind, reader, cap
         seen = epochs(loader)
         stats = loader.stats()["workers"]
         assert loader.state_dict()["epoch"] == 3
-    assert stats["skipped_samples"] == len(stats["skipped"])
-    assert dict(stats["skipped"]) == {index: f"ValueError: sample {index} is bad" for index in bad}
-    assert "sample 47 could not be read and is left out: ValueError: sample 47 is bad" in caplog.text
+    assert stats["skipped_samples"] >= 3 * len(bad)
+    assert sorted(stats["skipped"]) == [(index, f"ValueError: sample {index} is bad") for index in bad]
+    sentence = "sample 47 could not be read and is left out: ValueError: sample 47 is bad"
+    assert caplog.messages.count(sentence) == 1, "over all epochs and workers"
     draws_anew = kind is not Written and reader.get("worker_method") == "thread"
     for batch, whole in zip(seen, undisturbed(kind, shuffle=False), strict=True):
         keep = [row for row, index in enumerate(whole["index"]) if index not in bad]

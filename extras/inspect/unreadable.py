@@ -1,0 +1,58 @@
+"""Lists the samples that a run could not read, with their files, in unreadable.tsv."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from data import optional
+from data.errors import printable
+from training.files import write_whole
+from training.run import Run
+
+log = logging.getLogger(__name__)
+
+
+class Sample(NamedTuple):
+    part: str  # the set: train, val or test
+    index: str  # in its set
+    path: str  # "" if the dataset has no path(index)
+    error: str
+
+
+class UnreadableSamples:
+    """Writes a line per sample when the run ends: set, index, path and error, with tabs between them.
+
+    Its `skipped_files` in summary.json is how many samples `loader.on_error=skip` left out, each counted once. A run
+    that another error or a signal ends lists those of its main process.
+    """
+
+    def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
+        ours = list(unreadable(run))
+        found = [ours] if summary is None else run.processes.gather(ours)
+        samples = {(sample.part, sample.index): sample for process in found for sample in process}
+        if summary is not None:
+            summary["skipped_files"] = len(samples)
+        if run.config.loader.on_error == "raise":
+            for sample in samples.values():
+                sentence = (
+                    "sample %s of the %s set could not be read: loader.on_error=skip leaves it out; its file: %s"
+                )
+                log.error(sentence, sample.index, sample.part, sample.path or "not known, as it has no path(index)")
+        if samples and run.is_main:
+            path = run.folder / "unreadable.tsv"
+            write_whole(path, "".join("\t".join(sample) + "\n" for sample in samples.values()))
+            log.warning("%d files could not be read: %s lists them", len(samples), path)
+
+
+def unreadable(run: Run) -> Iterator[Sample]:
+    """The samples that this process could not read, each once."""
+    for part, loader in (("train", run.train_loader), (run.eval_split, run.eval_loader)):
+        path = optional(loader.dataset, "path")
+        workers = loader.loader_stats.workers
+        for index, reason in workers.skipped if workers else ():
+            is_of_stream = isinstance(index, str)
+            name = "" if path is None or is_of_stream else os.fsdecode(path(index))
+            yield Sample(part, str(index), printable(name), " ".join(reason.split()))
