@@ -84,7 +84,7 @@ def try_parts(trainer: Trainer, loss: Tensor, parts: list[dict[str, Any]]) -> No
         losses = torch.stack([trainer.loss_of(part) for part in parts])
     except Exception:  # a loss that compares samples may need two of them
         losses = loss.new_tensor([math.nan])
-    weights = torch.tensor(trainer.part_weights(parts))
+    weights = torch.tensor(trainer.part_weights(parts)[0])
     if trainer.training_loss_is_sum:
         weights = weights / trainer.processes.world_size
     total = float((weights.to(losses.device) * losses)[weights > 0].sum())
@@ -105,15 +105,14 @@ def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
     with naming_batch(sentence, batch):
         scores = trainer.evaluation_step(batch)
         names = [*scores.keys()]
-    with naming_batch("task.metrics cannot compute", batch):
-        try:
-            names = [*joined(scores, trainer.metrics.compute())]
-        except ConfigError:
+    try:
+        names = [*joined(scores, trainer.metrics.compute())]
+    except ConfigError as error:
+        if not isinstance(error.__cause__, ValueError | RuntimeError):  # torchmetrics raises these for too few samples
             raise
-        except (ValueError, RuntimeError) as error:  # torchmetrics raises these for too few samples
-            log.warning("task.metrics: compute() failed on the first samples, which may be too few: %s", error)
-            if trainer.metrics.metric_of(trainer.task.metric):  # compute() may work on more samples
-                names.append(trainer.task.metric)
+        log.warning("%s; the first samples may be too few to compute it", error)
+        if trainer.metrics.metric_of(trainer.task.metric):  # compute() may work on more samples
+            names.append(trainer.task.metric)
     if "loss" in scores:
         trainer.evaluation_loss_is_sum = is_sum(
             trainer, scores["loss"], lambda batch: trainer.evaluation_step(batch)["loss"], batch
@@ -196,9 +195,14 @@ def direction_of(trainer: Trainer) -> bool:
 
 @contextmanager
 def naming_batch(sentence: str, batch: dict[str, Any]) -> Iterator[None]:
-    """Turns an error in the block into a ConfigError that says what failed, on which batch, and why."""
+    """Turns an error in the block into a ConfigError that says what failed, on which batch, and why.
+
+    A ConfigError stays as it is: it says already what is wrong.
+    """
     try:
         yield
+    except ConfigError:
+        raise
     except Exception as error:
         fields = []
         for name, value in batch.items():

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 class Sample(NamedTuple):
     part: str  # the set: train, val or test
-    index: str  # in its set
+    number: str  # its index in the set
     path: str  # "" if the dataset has no path(index)
     error: str
 
@@ -32,7 +32,7 @@ class UnreadableSamples:
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
         ours = list(unreadable(run))
         found = [ours] if summary is None else run.processes.gather(ours)
-        samples = {(sample.part, sample.index): sample for process in found for sample in process}
+        samples = {(sample.part, sample.number): sample for process in found for sample in process}
         if summary is not None:
             summary["skipped_files"] = len(samples)
         if run.config.loader.on_error == "raise":
@@ -40,7 +40,7 @@ class UnreadableSamples:
                 sentence = (
                     "sample %s of the %s set could not be read: loader.on_error=skip leaves it out; its file: %s"
                 )
-                log.error(sentence, sample.index, sample.part, sample.path or "not known, as it has no path(index)")
+                log.error(sentence, sample.number, sample.part, sample.path or "not known, as it has no path(index)")
         if samples and run.is_main:
             path = run.folder / "unreadable.tsv"
             write_whole(path, "".join("\t".join(sample) + "\n" for sample in samples.values()))

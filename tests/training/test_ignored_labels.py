@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import BCELoss, CrossEntropyLoss, MultiMarginLoss, functional
 
-from tests.configs import IMAGES, metrics, train
+from tests.configs import IMAGES, metrics, steps, train
 from tests.data.reading import refused
 from tests.training.extensions import Images
 from training.metrics import Means
@@ -64,6 +64,30 @@ def test_balanced_weights_count_no_ignored_label_and_reach_the_loss():
     wanted = functional.cross_entropy(LOGITS, LABELS, torch.tensor([2 / 3, 1.0, 2.0]), ignore_index=9)
     assert torch.allclose(task.loss(LOGITS, LABELS), wanted)
     assert not task.state_dict(), "the weights are settings, not a state"
+
+
+class Rare(Images):
+    """Every eighth sample is light. The test set has the samples of the training set."""
+
+    def __init__(self, train, length=64, **_):
+        super().__init__(True, length)
+        self.labels = [int(index % 8 == 5) for index in range(length)]
+
+    def __getitem__(self, index):
+        image, _ = super().__getitem__(index)
+        return image + 3 * index, self.labels[index]
+
+
+@pytest.mark.parametrize("weights", ["balanced", "[1,20]"])
+def test_weighted_losses_of_the_same_samples_are_equal_in_training_and_test_and_for_torchs_loss(tmp_path, weights):
+    rare = f"data._target_={__name__}.Rare task.label_smoothing=0 task.class_weights={weights} optim.lr=0"
+    losses = []
+    for loss in ("null", "{_target_: torch.nn.CrossEntropyLoss}"):
+        for parts in (1, 3):
+            folder = tmp_path / f"{loss} {parts}"
+            summary = train(folder, IMAGES, rare, f"task.loss={loss} train.accumulate={parts} train.log_interval=100")
+            losses += [summary["test_loss"], steps(folder)[-1]["loss"]]
+    assert losses == pytest.approx([losses[0]] * 8, rel=1e-5)
 
 
 @pytest.mark.parametrize(

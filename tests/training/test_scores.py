@@ -1,6 +1,7 @@
 """Scores and metrics of a fork, and which of its checkpoints is the best."""
 
 import pytest
+import torch
 from torch import nn
 
 from tests.configs import EXTENSIONS, checkpoint, logged, metrics, train
@@ -76,6 +77,32 @@ def test_two_scores_of_one_name_are_refused_before_the_first_step(tmp_path, erro
     with error(repr(name), "choose another name"):
         train(tmp_path, section)
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+class ManyLabels:
+    """Each image may be dark, light, both or neither: labels are floats, as torch's losses take them."""
+
+    classes = ("dark", "light")
+
+    def __init__(self, train, **_):
+        self.labels = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]] * 8).float()
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return torch.full((8, 8, 3), index, dtype=torch.uint8), self.labels[index]
+
+
+@pytest.mark.slow  # as below
+def test_torchmetrics_of_many_labels_get_integers_and_the_loss_a_list_of_weights(tmp_path, error):
+    pytest.importorskip("torchmetrics")
+    many = f"data._target_={__name__}.ManyLabels task=multilabel train.batch_size=8"
+    average = "task.metrics={map: {_target_: torchmetrics.classification.MultilabelAveragePrecision, num_labels: %d}}"
+    weights = "task.loss={_target_: torch.nn.BCEWithLogitsLoss, pos_weight: [1, 5]} task.metric=map"
+    assert 0 < train(tmp_path / "right", many, average % 2, weights)["test_map"] <= 1
+    with error("^task.metrics.map: MultilabelAveragePrecision failed"):
+        train(tmp_path / "wrong", many, average % 3)
 
 
 @pytest.mark.slow  # importing it takes most of it; `Listed` and `Several` have the same methods

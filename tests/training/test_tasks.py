@@ -37,10 +37,12 @@ def test_labels_are_smoothed_and_classes_weighted_whatever_the_parts_of_a_batch(
     assert torch.allclose(smooth.loss(LOGITS, LABELS), wanted)
     for given, weights in (("balanced", [2 / 3, 1.0, 2.0]), ([1, 0, 4], [1.0, 0.0, 4.0])):
         task = Classification(THREE, class_weights=given)
-        weighted = functional.cross_entropy(LOGITS, LABELS, torch.tensor(weights), reduction="sum") / 3
+        weighted = functional.cross_entropy(LOGITS, LABELS, torch.tensor(weights))
         assert torch.allclose(task.loss(LOGITS, LABELS), weighted)
-        parts = task.loss(LOGITS[:2], LABELS[:2]) * 2 / 3 + task.loss(LOGITS[2:], LABELS[2:]) / 3
-        assert torch.allclose(parts, weighted)
+        parts = [
+            (task.loss(LOGITS[rows], LABELS[rows]), task.loss_denominator(LABELS[rows])) for rows in ([0, 1], [2])
+        ]
+        assert torch.allclose(sum(loss * share for loss, share in parts) / sum(weights), weighted)
 
 
 def test_balanced_weights_are_those_of_labels_of_any_kind_that_training_takes():
@@ -52,9 +54,9 @@ def test_balanced_weights_are_those_of_labels_of_any_kind_that_training_takes():
         data = SimpleNamespace(classes=THREE.classes, labels=kind)
         task = Classification(data, class_weights="balanced")
         check_batch({"image": first, "label": first}, data, task)
-        assert task.weights.tolist() == pytest.approx([2 / 3, 1.0, 2.0])
+        assert task.own_loss.weight.tolist() == pytest.approx([2 / 3, 1.0, 2.0])
     two = SimpleNamespace(classes=("a", "b"), labels=np.array([True, False, True, True]))
-    assert Classification(two, class_weights="balanced").weights.tolist() == pytest.approx([2, 2 / 3])
+    assert Classification(two, class_weights="balanced").own_loss.weight.tolist() == pytest.approx([2, 2 / 3])
 
 
 @pytest.mark.parametrize(
@@ -88,6 +90,8 @@ def test_multilabel_scores_each_samples_own_classes():
     scores = values(task.scores(logits, labels))
     assert scores["f1"] == pytest.approx([2 / 3, 1, 0]) and scores["exact"] == [0, 1, 0]
     assert task.loss(logits, labels) == functional.binary_cross_entropy_with_logits(logits, labels.float())
+    for given in (labels, labels.float(), labels.bool()):
+        assert torch.equal(task.for_metrics(logits, given)[1], labels)
 
 
 @pytest.mark.parametrize("numbers", [(2,), (2, 1), (2, 1, 1)])
