@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from training.figure import INK, new_figure, png
 from training.table import shorten, table
 
 MISTAKES = 25  # images in the picture of the worst mistakes
+IN_A_ROW = 5
+LONGEST = 26  # letters of a name in a picture
 MOST_DRAWN = 2_000  # classes of a confusion matrix
 SHOWN_CLASSES = 40  # if there are more, the table has those with the lowest F1, and the matrix no names
 COUNTED_CLASSES = 20  # up to which the matrix has the numbers of images
@@ -121,10 +124,11 @@ class Evaluation:
         if number <= COUNTED_CLASSES:
             for (row, column), count in np.ndenumerate(counts):
                 color = "white" if shares[row, column] > 0.5 else INK
-                axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize=7, color=color)
+                axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize=8, color=color)
         if number <= SHOWN_CLASSES:
-            axes.set_xticks(range(number), self.names, rotation=90, parse_math=False)
-            axes.set_yticks(range(number), self.names, parse_math=False)
+            names = [shorten(name, LONGEST) for name in self.names]
+            axes.set_xticks(range(number), names, rotation=90, parse_math=False)
+            axes.set_yticks(range(number), names, parse_math=False)
         return png(figure)
 
     def mistakes_of(self, files: Sequence[str]) -> list[dict[str, Any]]:
@@ -144,16 +148,20 @@ class Evaluation:
 
         Behind the classes are their probabilities. files: as `mistakes_of` gets them.
         """
-        figure = new_figure("Worst mistakes: the true class, and the one predicted", 12, 13)
-        axes = list(figure.subplots(5, 5).flat)
+        rows = max(1, math.ceil(len(self.mistakes) / IN_A_ROW))
+        figure = new_figure("Worst mistakes: the true class, and the one predicted", 12, 1 + 2.5 * rows)
+        axes = list(figure.subplots(rows, IN_A_ROW).flat)
         for plot in axes:
             plot.axis("off")
         for plot, mistake, file in zip(axes, self.mistakes, files, strict=False):
             plot.imshow(mistake.image.squeeze(), cmap="gray", vmin=0, vmax=255)
-            truth = f"{self.names[mistake.truth]} ({mistake.truth_probability:.0%})"
-            predicted = f"{self.names[mistake.predicted]} ({mistake.predicted_probability:.0%})"
-            name = shorten(Path(file).name, 32)
-            plot.set_title(f"{name}\n{truth}\n{predicted}", fontsize=8, parse_math=False)
+            truth, predicted = (shorten(self.names[number], LONGEST) for number in (mistake.truth, mistake.predicted))
+            lines = [
+                Path(file).name[-LONGEST:],  # numbers are at the end
+                f"{truth} ({mistake.truth_probability:.0%})",
+                f"{predicted} ({mistake.predicted_probability:.0%})",
+            ]
+            plot.set_title("\n".join(filter(None, lines)), fontsize=8, parse_math=False)
         return png(figure)
 
     def _pixels(self, image: Tensor) -> np.ndarray:

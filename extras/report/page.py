@@ -22,7 +22,7 @@ import yaml
 from PIL import Image
 
 from extras.report.curves import charts_of, number
-from training.checkpoint import file_of
+from training.checkpoint import file_of, step_files
 from training.command_line import COMMAND, value_of
 from training.config import ROOT, ConfigError
 from training.files import line_of, read_json
@@ -116,11 +116,13 @@ def commands_of(folder: Path, facts: dict[str, Any]) -> dict[str, str]:
     if facts.get("status") == "finished" and "planned_epochs" in facts:
         resume.append(f"train.epochs={2 * facts['planned_epochs']}")
     again = ["python", "train.py", *flags, *command["overrides"]]
-    commands = {"Train again": again, "Resume": resume}
-    for name, arguments in {"evaluate": [], "predict": ["IMAGES"]}.items():
-        program = f"extras/finished/{name}.py"
-        if (ROOT / program).exists():
-            commands[name.capitalize()] = ["python", program, str(path), *arguments]
+    commands = {"Train again": again}
+    if step_files(folder / "checkpoints"):
+        commands["Resume"] = resume
+        for name, arguments in {"evaluate": [], "predict": ["IMAGES"]}.items():
+            program = f"extras/finished/{name}.py"
+            if (ROOT / program).exists():
+                commands[name.capitalize()] = ["python", program, str(path), *arguments]
     return {name: shlex.join(words) for name, words in commands.items()}
 
 
