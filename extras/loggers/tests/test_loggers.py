@@ -2,7 +2,9 @@
 
 import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -67,12 +69,44 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(tmp_path, caplog, at):
     assert Recorder.made.calls[-1][0] == at
 
 
-@pytest.mark.parametrize("name", ["TensorBoard", "WandB", "MLflow"])
+@pytest.mark.parametrize("name", ["TensorBoard", "WandB", "MLflow", "Trackio"])
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name.lower(), None)
     kind = getattr(import_module(f"extras.loggers.{name.lower()}"), name)
     with refused(f"logger={name.lower()} needs another package: pip install {name.lower()}"):
         kind()
+
+
+class FakeTrackio(ModuleType):
+    """What trackio's API has that we call, without its database. A run whose name is taken gets another."""
+
+    def __init__(self):
+        super().__init__("trackio")
+        self.__spec__ = ModuleSpec("trackio", None)
+        self.runs = {}
+        self.finished = []
+
+    def init(self, project, name=None, group=None, config=None, resume="never"):
+        taken = name in self.runs and resume == "never"
+        run = SimpleNamespace(name=f"{name}-2" if taken else name, project=project, group=group, config=config)
+        lines = self.runs.setdefault(run.name, [])
+        run.log = lambda metrics, step=None: lines.append((step, metrics))
+        run.finish = lambda: self.finished.append(run.name)
+        return run
+
+
+def test_trackio_gets_each_line_at_its_step_and_a_resumed_run_under_its_name(tmp_path, monkeypatch):
+    fake = FakeTrackio()
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    for folder, epochs in (("one", 1), ("two/one", 1), ("two/one", 2)):
+        run = composed_by_hydra(*SMALLER, "logger=trackio", f"train.epochs={epochs}")
+        summary = train_model(run, tmp_path / folder)
+    assert [*fake.runs] == ["one", "one-2"]
+    lines = fake.runs["one-2"]
+    assert {step: line["loss"] for step, line in lines if "loss" in line} == numbers_of(tmp_path / "two/one", "loss")
+    step, last = lines[-1]
+    assert (step, last["summary/test_accuracy"]) == (8, summary["test_accuracy"])
+    assert fake.finished == [*fake.runs, "one-2"]
 
 
 def needs(*packages):
