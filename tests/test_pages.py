@@ -26,6 +26,7 @@ ELSEWHERE = (  # what a command needs that a test has not: it is only composed
     *("submitit_slurm", "ylecun/mnist", "data.path=NAME", "pretrained=true", "s3://", "data_bound", "data=webdataset"),
     *("data.path=FOLDER", "data=cifar10", "logger="),
 )
+NEEDS = {"hydra/sweeper=search": "optuna", "optim=timm": "timm", "optim=schedule_free": "schedulefree"}
 TORCHRUN = ["-c", "import sys; from torch.distributed.run import main; main(sys.argv[1:])"]
 pytestmark = pytest.mark.skipif(not IS_OURS, reason="a fork's pages make promises of their own")
 ALL_THERE = pytest.mark.skipif(len(EXTRAS) < 11, reason="an extra was deleted")
@@ -58,7 +59,7 @@ def lines_of(page):
         at = words.index("train.py") if "train.py" in words else None
         if program == "torchrun":
             lines.append([*TORCHRUN, *words[:at], "train.py", *small(words[at + 1 :]), "device=cpu"])
-        elif "hydra/sweeper=search" in words and find_spec("optuna") is None:
+        elif any(word in words and find_spec(package) is None for word, package in NEEDS.items()):
             continue
         elif program == "python":
             lines.append(words if at is None else ["train.py", *small(words[1:])])

@@ -9,8 +9,10 @@ import torch
 
 from extras.pretrained.pretrained import Preprocessing
 from tests.infrastructure.later import Later
+from training.optimizer import build_optimizer
 
 timm = Later("timm")
+timm_optim = Later("timm.optim")
 torchvision = Later("torchvision")
 of_timm = Later("extras.pretrained.from_timm")
 of_torchvision = Later("extras.pretrained.from_torchvision")
@@ -88,3 +90,13 @@ def test_what_cannot_be_loaded_is_named_with_the_remedy(monkeypatch):
     monkeypatch.setattr("timm.__version__", "1.0.25")
     with pytest.raises(ValueError, match=r"timm 1\.0\.25 .* pip install -U timm"):
         build("test_vit", True)
+
+
+def test_layers_with_rates_of_their_own_are_the_groups_of_a_network_of_timm():
+    model = build("test_vit3")
+    theirs = timm_optim.param_groups_layer_decay(model, layer_decay=0.5, weight_decay=0)
+    shares = {id(weight): group["lr_scale"] for group in theirs for weight in group["params"]}
+    settings = {"_target_": "timm.optim.create_optimizer_v2", "opt": "lamb", "lr": 0.4, "layer_decay": 0.5}
+    groups = build_optimizer(model, settings).param_groups
+    ours = {id(weight): group["lr"] / 0.4 for group in groups for weight in group["params"]}
+    assert ours == pytest.approx(shares) and len({*ours.values()}) > 3
