@@ -108,7 +108,9 @@ def load_state(run: Run, state: dict[str, Any], changed: dict[str, str]) -> None
         means.load_state_dict(sums)
     run.callback_states = state["callbacks"]
     run.altered = state["altered"]
-    if "train.freeze" in changed:
-        run.altered = {name: value for name, value in run.altered.items() if not name.endswith(".requires_grad")}
+    if "train.freeze" in changed or "train.unfreeze_after" in changed:
+        run.altered = {
+            name: value for name, value in run.altered.items() if not name.endswith((".requires_grad", ".training"))
+        }
     if progress.limit_reached and state["loader"]["samples"]:
         progress.epoch += 1  # train.max_steps has ended it

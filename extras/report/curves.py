@@ -14,8 +14,7 @@ MOST_CHARTS = 24
 STEEP = 30  # a loss whose highest value is this many times its lowest one is drawn on a logarithmic scale
 DECADES = 2  # a logarithmic scale of fewer decades has ticks between the powers of ten
 SPLITS = ("train_", "val_", "test_")
-LAST = ("lr", "images_per_second", "data_wait_fraction")  # the charts that come last, and their titles
-TITLES = {
+TITLES = {  # of the charts that come last
     "lr": "learning rate",
     "images_per_second": "images/s",
     "data_wait_fraction": "waiting for data, % of a step",
@@ -45,17 +44,17 @@ def charts_of(rows: list[dict[str, Any]]) -> list[Chart]:
                 scale = 100 if name == "data_wait_fraction" else 1
                 series.setdefault(name, []).append((row["step"], scale * value))
     groups: dict[str, dict[str, list[Point]]] = {}
-    for name in sorted(series, key=lambda name: (name in LAST, title_of(name) != "loss")):
+    for name in sorted(series, key=lambda name: (title_of(name) in TITLES.values(), title_of(name) != "loss")):
         groups.setdefault(title_of(name), {})[name] = series[name]
     last = max((row["step"] for row in rows), default=0)
     return [chart(title, lines, last) for title, lines in groups.items()][:MOST_CHARTS]
 
 
 def title_of(name: str) -> str:
-    """What is drawn in one chart has one title: test_loss and loss are both "loss"."""
+    """What is drawn in one chart has one title: test_loss and loss are both "loss", lr and lr_1 "learning rate"."""
     for split in SPLITS:
         name = name.removeprefix(split)
-    return TITLES.get(name, name)
+    return TITLES.get("lr" if name.startswith("lr_") else name, name)
 
 
 def chart(title: str, series: dict[str, list[Point]], last: float) -> Chart:
@@ -85,7 +84,8 @@ def chart(title: str, series: dict[str, list[Point]], last: float) -> Chart:
             [step, number(value), x(step), y(math.log10(value) if is_log else value)] for step, value in thin(points)
         ]
         path = " ".join(f"{point[2]},{point[3]}" for point in placed)
-        label = "" if name in LAST else name.replace("_", " ")  # a title says it, and its unit
+        is_said = len(series) == 1 and title in TITLES.values()  # by the title, with its unit
+        label = "" if is_said else name.replace("_", " ")
         lines.append({"name": label, "path": path, "points": placed, "last": number(points[-1][1])})
     places = log_ticks_between(bottom, top) if is_log else ticks_between(bottom, top)
     ticks = [(number(10**place if is_log else place), y(place)) for place in places]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from models.small_cnn import SmallCNN
+from tests.configs import TWO_PARTS, checkpoint, steps, train
 from training.optimizer import build_optimizer, cosine, freeze, resume_optimizer
 
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.5, "momentum": 0.9, "weight_decay": 0.1}
@@ -36,6 +37,59 @@ def test_named_layers_are_frozen(names, trained):
     model = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("1", "10", "fc")})
     freeze(model, names)
     assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == trained
+
+
+class Whole(nn.Module):
+    """A layer that is three modules deep, parameters of its own, and a last layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.BatchNorm1d(2))
+        self.pool = nn.Dropout()
+        self.head = nn.Linear(2, 1)
+        self.token = nn.Parameter(torch.zeros(1, 2))
+
+
+def test_rates_fall_from_the_last_layer_to_what_the_network_has_of_its_own_and_a_task_has_that_of_the_last():
+    model = Whole()
+    task = nn.Linear(1, 1)
+    names = {id(weight): name for name, weight in (*model.named_parameters(), *task.named_parameters("task"))}
+    groups = build_optimizer(model, SGD | {"layer_decay": 0.5}, task).param_groups
+    found = [
+        (group["lr"], group["weight_decay"], *(names[id(weight)] for weight in group["params"])) for group in groups
+    ]
+    assert found == [
+        (0.5, 0.1, "head.weight", "task.weight"),
+        (0.5, 0, "head.bias", "task.bias"),
+        (0.25, 0.1, "body.0.0.weight"),
+        (0.25, 0, "body.0.0.bias", "body.1.weight", "body.1.bias"),
+        (0.125, 0.1, "token"),
+        (0.125, 0),
+    ]
+
+
+def test_metrics_have_each_rate_of_groups(tmp_path):
+    train(tmp_path, f"{TWO_PARTS} optim.layer_decay=0.5 train.epochs=1")
+    assert all(line["lr_1"] == line["lr"] / 2 and "lr_2" not in line for line in steps(tmp_path))
+    train(tmp_path / "without", "train.epochs=1")
+    assert not any("lr_1" in line for line in steps(tmp_path / "without"))
+
+
+FROZEN = "model=small_cnn model.width=2 data.length=128 train.freeze=backbone train.keep_checkpoints=3 train.epochs=3"
+
+
+def test_frozen_layers_and_their_norms_are_trained_after_some_epochs_unless_a_resume_says_otherwise(
+    tmp_path,
+):
+    train(tmp_path, FROZEN, "train.unfreeze_after=1 train.max_steps=8")
+    train(tmp_path, FROZEN, "train.unfreeze_after=null")
+    trained = []
+    for before, after in ((4, 8), (8, 12)):
+        one, other = (checkpoint(tmp_path, f"step-{step:07}")["model"] for step in (before, after))
+        trained.append({name for name in one if not torch.equal(one[name], other[name])})
+    assert trained == [one.keys(), {"classifier.weight", "classifier.bias"}]
+    start = checkpoint(tmp_path, "step-0000004")["model"]
+    assert not any(value.any() for name, value in start.items() if name.endswith(("running_mean", "batches_tracked")))
 
 
 def test_the_learning_rate_rises_in_a_line_and_falls_as_half_a_cosine():

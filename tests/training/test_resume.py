@@ -59,6 +59,8 @@ PLATEAU = f"+callbacks.plateau._target_={EXTENSIONS}.Plateau train.epochs=4 trai
 CONFIGS = {
     "six steps": "data.length=96 data.test_length=16 train.log_interval=2 train.clip_norm=1",
     "batch norm": "model=small_cnn model.width=2 data.length=128",
+    "layers that are unfrozen": "model=small_cnn model.width=2 data.length=128 train.epochs=3 train.freeze=backbone "
+    "train.unfreeze_after=1 optim.layer_decay=0.5",
     "ema, accumulate, clip": f"{TWO_PARTS} callbacks.ema.decay=0.9 train.accumulate=3 train.clip_norm=1 "
     "schedule=one_cycle",
     "bf16": "train.precision=bf16 optim=adamw schedule=step schedule.step_size=1",
@@ -242,6 +244,8 @@ LOOKS = CHANGES[-1]
     ("config", "stops", "changes"),
     [
         ("batch norm", "3 SIGTERM, 5 SIGINT", "workers 2, torch 0, threads 2"),
+        ("layers that are unfrozen", "3 SIGTERM, 4 SIGTERM, 9 error", "torch 0, workers 0, torch 0, workers 1"),
+        ("layers that are unfrozen", "4 evaluation, 6 SIGINT, 8 SIGTERM", ", , , "),
         ("ema, accumulate, clip", "5 SIGTERM, 13 error", "torch 0, prefetch 1, workers 0"),
         ("bf16", "8 evaluation", "torch 1, workers 0"),
         ("fp16, clip", "7 SIGINT, 16 SIGTERM", "torch 0, torch 0, workers 0"),

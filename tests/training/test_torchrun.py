@@ -215,10 +215,12 @@ def test_processes_train_the_jobs_of_a_sweep_one_after_the_other_in_one_folder(p
 
 
 @pytest.mark.slow
-def test_processes_stop_together_and_average_the_gradients_of_weights_that_are_unfrozen_later(python, tmp_path):
+@pytest.mark.parametrize(
+    "thaws", [f"+callbacks.thaws._target_={EXTENSIONS}.Thaws", "train.freeze=first train.unfreeze_after=1"]
+)
+def test_processes_stop_together_and_average_the_gradients_of_weights_that_are_unfrozen_later(python, tmp_path, thaws):
     budget = f"+callbacks.budget._target_={EXTENSIONS}.Budget train.epochs=4 train.process_timeout=30"
-    thaws = f"{NO_DROPOUT} +callbacks.thaws._target_={EXTENSIONS}.Thaws"
-    runs = [Run(python, tmp_path / f"{n}", budget, thaws, processes=n).finish() for n in (1, 2)]
+    runs = [Run(python, tmp_path / f"{n}", budget, NO_DROPOUT, thaws, processes=n).finish() for n in (1, 2)]
     assert_close(*runs)
     assert metrics(runs[1].out)[-1]["epoch"] == 2
 

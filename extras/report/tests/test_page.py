@@ -317,6 +317,8 @@ def test_a_curve_has_round_ticks_and_its_unit():
     assert waiting.title == "waiting for data, % of a step"
     assert (waiting.lines[0]["name"], waiting.lines[0]["last"]) == ("", "25")
     assert waiting.ticks[-1][0] == "100", "a small share looks small"
+    (rates,) = charts_of([{"step": 1, "lr": 0.1, "lr_1": 0.05}])
+    assert (rates.title, [line["name"] for line in rates.lines]) == ("learning rate", ["lr", "lr 1"])
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
