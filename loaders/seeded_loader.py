@@ -54,7 +54,7 @@ class SeededLoader(WorkerLoader[T_co]):
         position = self._next_position()
         length = length_of(self.dataset)
         has_copies = self._persists and self.num_workers > 0 and self.worker_method != "thread"
-        contents = contents_of(self.dataset) if has_copies else []
+        contents = contents_of(self.dataset) if has_copies else self._spec()
         name = type(self.dataset).__name__
         if self._engine is not None and (self._length != length or self._contents != contents):
             if self._length != length:

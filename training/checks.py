@@ -19,6 +19,8 @@ from training.config import Config
 from training.processes import Processes
 from training.tasks import Task, wrong_label
 
+MOST_AS_TEXT = 10**7  # masks of all samples may be more numbers, whose text would take 15 times their memory
+
 
 def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> dict[str, Any]:
     """Checks that training can use the dataset, and returns a batch of its first two samples, or of its only one.
@@ -138,7 +140,9 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_
 def checksum_of_labels(dataset: Any) -> int:
     labels = optional(dataset, "labels")
     array = np.asarray(() if labels is None else labels)
-    values = array.tolist()
+    if array.dtype != object and array.size > MOST_AS_TEXT:
+        return crc32(np.ascontiguousarray(array).data)
+    values = array.tolist()  # as checkpoints have it since the first version
     if array.dtype == object:  # a set has another order in each process
         values = [sorted(map(repr, value)) if isinstance(value, set | frozenset) else value for value in values]
     return crc32(str(values).encode())

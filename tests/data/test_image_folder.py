@@ -14,6 +14,7 @@ from data.errors import printable, read_lines
 from data.image_folder import ImageFolder, find_images
 from data.images import decoding
 from data.images.crops import CROP_ATTEMPTS, random_crop
+from loaders import WorkerLoader
 from tests.data.fakes import noise, write_images
 from tests.data.reading import Given, distance, read_batch, refused
 from tests.infrastructure.later import Later
@@ -268,3 +269,15 @@ def test_a_list_has_its_lines_without_empty_ones_and_a_byte_order_mark(tmp_path,
     (tmp_path / "names.txt").write_bytes("b".encode("utf-16"))
     with refused(r"data.classes=~/names.txt"):
         read_lines("data.classes=", "~/names.txt")
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, "thread"), (1, "multiprocessing"), (2, "thread")])
+def test_the_size_of_images_may_change_between_two_epochs(workers, method, tmp_path):
+    dataset = ImageFolder(train=True, root=write_images(tmp_path), image_size=8)
+    settings = {"num_workers": workers, "worker_method": method, "persistent_workers": workers > 0}
+    sizes = []
+    with WorkerLoader(dataset, 4, seed=0, **settings) as loader:
+        for size in (8, 12, 12, 6):
+            dataset.image_size = size
+            sizes += [batch["image"].shape[1] for batch in loader]
+    assert sizes == [8, 12, 12, 6]

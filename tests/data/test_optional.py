@@ -13,6 +13,7 @@ from loaders import LoaderConfigError, WorkerLoader
 from tests.configs import IMAGES, train
 from tests.data.reading import refused
 from tests.training.extensions import Images
+from training import checks
 from training.checks import check_labels, checksum_of_labels
 from training.tasks import Classification, classes_of
 
@@ -198,6 +199,16 @@ def test_a_label_that_is_no_class_is_named_with_its_place():
     dataset = Foreign(classes=["a", "b"], labels=[0, 1, 0, 2, 0, 1])
     with refused(r"labels\[3\] of Foreign is 2: .*0 to 1"):
         check_labels(dataset, Classification(dataset))
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i8", "f4", "U3"])
+def test_labels_of_very_many_numbers_are_compared_by_their_bytes(dtype, monkeypatch):
+    monkeypatch.setattr(checks, "MOST_AS_TEXT", 10)
+    masks = np.zeros((COUNT, 2, 4), dtype)
+    same = np.zeros((COUNT, 4, 2), dtype).swapaxes(1, 2)
+    assert checksum_of_labels(Foreign(labels=masks)) == checksum_of_labels(Foreign(labels=same))
+    masks[2, 1, 3] = 1
+    assert checksum_of_labels(Foreign(labels=masks)) != checksum_of_labels(Foreign(labels=same))
 
 
 def test_the_checksum_of_labels_that_are_sets_does_not_depend_on_the_order_of_the_sets():
