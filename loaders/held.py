@@ -72,7 +72,7 @@ class Held:
         self.long: list[Any] = []
         self._seen: dict[int, Any] = {}  # keeps the objects: an id is reused
         self._functions: deque[FunctionType] = deque()  # whose code was not followed yet
-        self._last: deque[tuple[Any, bool]] = deque()
+        self._last: deque[tuple[Any, bool]] = deque()  # what comes last, and whether generators count in it
         self._variables: dict[tuple[int, str], dict[str, Any]] = {}  # the scope, by its id and the variable's name
         self._watched: list[Any] = []
         self._ids: list[int] = []
@@ -81,6 +81,7 @@ class Held:
             self._walk(value, counts)
 
     def follow_code(self) -> None:
+        """Goes on where the code of the functions leads, and last to the items of long containers."""
         self._follow_functions()
         self._watched = [attributes_of(holder) for holder in self.holders[:WATCHED]]
         while self._last:

@@ -5,7 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from loaders.build import AUTO, LEAST, LoaderConfig
+from loaders.arguments import AUTO
+from loaders.build import LEAST, LoaderConfig
 from tests.configs import composed, train
 from training.config import RANGES, TimingConfig, TrainConfig, checked
 
@@ -23,7 +24,7 @@ def test_every_number_of_a_section_has_a_range():
         assert {field.name for field in fields(kind) if field.type in NUMBERS} == RANGES[section].keys()
     assert composed().augment.keys() - {"transform"} == RANGES["augment"].keys()
     of_loader = {field.name for field in fields(LoaderConfig) if field.type in (*NUMBERS, "int", "float")}
-    assert {*of_loader, *AUTO} == LEAST.keys()
+    assert {*of_loader, *AUTO} == {*LEAST, "timeout"}
 
 
 @pytest.mark.parametrize("section", RANGES)

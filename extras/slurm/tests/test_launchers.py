@@ -33,7 +33,7 @@ def test_jobs_in_other_processes_start_workers_and_a_failed_one_is_noted(launche
     # The other folder, from which neither train.py nor conf/ can be found, is on purpose.
     done = subprocess.run(command(launcher, *run), cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 1, done.stderr
-    assert "num_workers=-1: give a number from 0" in (tmp_path / "sweep" / "1" / "train.log").read_text()
+    assert "num_workers=-1: give an integer from 0" in (tmp_path / "sweep" / "1" / "train.log").read_text()
     assert "deprecated" not in done.stderr
     assert "Jobs: 1 done, 1 failed" in done.stdout or not (ROOT / "extras" / "sweep").exists()
 

@@ -26,7 +26,7 @@ def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, pyt
     assert [(row["loader.num_workers"], row["status"]) for row in rows] == [("0", "done"), ("-1", "failed")]
     summary = json.loads(Path(rows[0]["folder"], "summary.json").read_text())
     assert float(rows[0]["images_per_second"]) == summary["images_per_second"]
-    assert "loader.num_workers=-1: give a number from 0" in rows[1]["error"]
+    assert "loader.num_workers=-1: give an integer from 0" in rows[1]["error"]
     assert (tmp_path / "there" / "sweep.png").read_bytes().startswith(b"\x89PNG")
     report = Sweep(tmp_path / "there").text()
     assert report in (tmp_path / "there" / "sweep.md").read_text()
@@ -44,7 +44,7 @@ class Stopped:
 
 
 FAILING = [
-    ("loader.num_workers=-1", "give a number from 0"),
+    ("loader.num_workers=-1", "give an integer from 0"),
     ("+callbacks.bad._target_=extras.sweep.tests.test_sweep.Stopped", "no reading"),
 ]
 
