@@ -216,13 +216,20 @@ def test_processes_train_the_jobs_of_a_sweep_one_after_the_other_in_one_folder(p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "thaws", [f"+callbacks.thaws._target_={EXTENSIONS}.Thaws", "train.freeze=first train.unfreeze_after=1"]
+    "thaws",
+    [
+        f"+callbacks.thaws._target_={EXTENSIONS}.Thaws",
+        "train.freeze=first train.unfreeze_after=1 optim.layer_decay=0.5",
+    ],
 )
 def test_processes_stop_together_and_average_the_gradients_of_weights_that_are_unfrozen_later(python, tmp_path, thaws):
     budget = f"+callbacks.budget._target_={EXTENSIONS}.Budget train.epochs=4 train.process_timeout=30"
-    runs = [Run(python, tmp_path / f"{n}", budget, NO_DROPOUT, thaws, processes=n).finish() for n in (1, 2)]
+    settings = (budget, NO_DROPOUT, thaws)
+    runs = [Run(python, tmp_path / f"{n}", *settings, processes=n).finish() for n in (1, 2)]
     assert_close(*runs)
     assert metrics(runs[1].out)[-1]["epoch"] == 2
+    Run(python, tmp_path / "stopped", *settings, *stop(30)).finish("SIGTERM")
+    assert_same(Run(python, tmp_path / "stopped", *settings).finish(), runs[1])
 
 
 @pytest.mark.slow
