@@ -1,4 +1,4 @@
-"""Fine-tuning on a folder of images whose classes differ in size: a balanced sampler, layers that are unfrozen, an early stop.
+"""Fine-tuning on images whose classes differ in size: a balanced sampler, unfreezing, and an early stop.
 
 python -m examples.finetuning.images DIR    # makes such a folder from the images that ship with the repository
 """
