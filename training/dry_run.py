@@ -13,14 +13,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from loaders import Random, move
 from training.config import ConfigError
 from training.datasets import Datasets
 from training.metrics import Means, joined
 from training.tasks import DIRECTIONS
-from training.trainer import Trainer, evaluating, parts_of, repeated, rows_of
+from training.trainer import Trainer, evaluating, repeated, rows_of
 
 log = logging.getLogger(__name__)
 
@@ -74,28 +73,6 @@ def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None
         ):
             trainer.loss_of(rows_of(batch, slice(1), count))
         trainer.model.eval()
-    if divides_batches(trainer) and count > 1:
-        try_parts(trainer, loss, parts_of(batch, count, count))
-
-
-def try_parts(trainer: Trainer, loss: Tensor, parts: list[dict[str, Any]]) -> None:
-    """Warns if the losses of single samples, weighted as train_step does it, do not add up to the `loss` of all."""
-    try:
-        losses = torch.stack([trainer.loss_of(part) for part in parts])
-    except Exception:  # a loss that compares samples may need two of them
-        losses = loss.new_tensor([math.nan])
-    weights = torch.tensor(trainer.part_weights(parts)[0])
-    if trainer.training_loss_is_sum:
-        weights = weights / trainer.processes.world_size
-    total = float((weights.to(losses.device) * losses)[weights > 0].sum())
-    if not math.isclose(total, float(loss), rel_tol=0.02):
-        log.warning(
-            "the loss of two samples is %.3g, but their own losses add up to %.3g: with train.accumulate or several "
-            "processes the gradient is not that of the whole batch. If the loss weights or ignores labels, override "
-            "loss_denominator of the task (docs/cluster.md); if it compares samples, set train.accumulate=1",
-            float(loss),
-            total,
-        )
 
 
 def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from training.assemble import assemble
 from training.build import function_of
 from training.checks import check_batch
 from training.config import checked
-from training.dry_run import is_sum, no_trace, try_parts
+from training.dry_run import is_sum, no_trace
 from training.tasks import Task
 from training.trainer import Trainer, parts_of
 
@@ -59,11 +59,6 @@ def contrastive(outputs, labels):
     """The mean loss of telling each sample from the others of its batch."""
     similar = outputs @ outputs.T
     return functional.cross_entropy(similar * 0.0, torch.arange(len(outputs)))
-
-
-def weighted(outputs, labels):
-    """A mean that divides by weights, of which nothing knows."""
-    return functional.cross_entropy(outputs, labels, torch.arange(1.0, CLASSES + 1))
 
 
 @pytest.fixture(scope="module")
@@ -137,25 +132,11 @@ def test_a_sum_is_told_from_a_mean_whatever_is_added_to_it_and_whatever_else_is_
         assert is_sum(trainer, trainer.loss_of(batch), trainer.loss_of, batch) == (reduction == "sum")
 
 
-@pytest.mark.parametrize("loss", [contrastive, weighted])
-def test_a_loss_whose_parts_do_not_add_up_is_a_mean_and_warned_of(trainer, caplog, loss):
-    trainer.task = Task(None, loss=loss)
+def test_a_loss_that_compares_samples_is_no_sum(trainer):
+    trainer.task = Task(None, loss=contrastive)
     batch = {"image": torch.randn(2, 3, 8, 8), "label": torch.tensor([0, 9])}
     with no_trace(trainer):
-        whole = trainer.loss_of(batch)
-        assert not is_sum(trainer, whole, trainer.loss_of, batch)
-        try_parts(trainer, whole, parts_of(batch, 2, 2))
-    assert "loss_denominator" in caplog.text
-
-
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum")])
-def test_a_loss_whose_parts_add_up_is_not_warned_of(trainer, caplog, loss):
-    trainer.task = Task(None, loss=loss)
-    trainer.training_loss_is_sum = loss.reduction == "sum"
-    batch = {"image": torch.randn(2, 3, 8, 8), "label": torch.tensor([0, 9])}
-    with no_trace(trainer):
-        try_parts(trainer, trainer.loss_of(batch), parts_of(batch, 2, 2))
-    assert not caplog.text
+        assert not is_sum(trainer, trainer.loss_of(batch), trainer.loss_of, batch)
 
 
 def without_gradient(outputs, labels):

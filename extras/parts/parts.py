@@ -1,0 +1,99 @@
+"""Warns of a loss that has another gradient if a batch is trained on in parts: train.accumulate, several processes."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.dry_run import divides_batches, no_trace
+from training.metrics import Means
+from training.run import Run
+from training.trainer import Trainer, parts_of, rows_of
+
+log = logging.getLogger(__name__)
+
+SAMPLES = 8  # that are compared
+TOLERANCE = 0.02  # of the gradient's norm: in bf16 it is 0.002 for a ResNet-18, as one sample is rounded differently
+SHOWN = 1000  # numbers of each weight's gradient that are compared: there may be billions
+
+
+class PartsOfBatches:
+    """After the first step compares the gradient of eight of its samples with what those of each alone add up to.
+
+    It compares gradients, because the losses of samples are nearly equal before training. It runs no training_step of
+    a subclass, which may change weights.
+    """
+
+    def __init__(self) -> None:
+        self._has_compared = False
+
+    def on_step(self, run: Run) -> None:
+        trainer = run.trainer
+        count = trainer.task.batch_length(run.batch)
+        if self._has_compared or not count:
+            return
+        self._has_compared = True
+        kind = type(trainer)
+        is_own = kind.training_step is not Trainer.training_step or kind.train_step is not Trainer.train_step
+        if is_own or not divides_batches(trainer):
+            return
+        with leaving_sums(trainer):
+            difference = relative_difference(trainer, rows_of(run.batch, slice(SAMPLES), count))
+        if difference > TOLERANCE:
+            log.warning(
+                "the gradient of the loss of %d samples differs by %.0f %% from what the gradients of each add up to: "
+                "with train.accumulate or several processes it is not that of the whole batch. If the loss weights or "
+                "ignores labels, override loss_denominator of the task (docs/cluster.md); if it compares samples, set "
+                "train.accumulate=1",
+                min(SAMPLES, count),
+                100 * difference,
+            )
+
+
+@contextmanager
+def leaving_sums(trainer: Trainer) -> Iterator[None]:
+    """Evaluation mode in the block, which leaves no trace: not in the sums for the log, either."""
+    sums = trainer.means, trainer.logged
+    trainer.means, trainer.logged = Means(trainer.processes), Means(trainer.processes)
+    with no_trace(trainer):
+        yield
+    trainer.means, trainer.logged = sums
+
+
+def relative_difference(trainer: Trainer, batch: dict[str, Any]) -> float:
+    """By how much the gradients of single samples differ from that of the batch when they are added up.
+
+    They are weighted as in Trainer.part_weights, but for the batch of this process. It is infinite if a sample alone
+    has no loss, as one that compares samples may not; NaN if the batch has no finite gradient.
+    """
+    task = trainer.task
+    count = task.batch_length(batch)
+    parts = parts_of(batch, count, count)
+    whole = gradient(trainer, batch)
+    weights: list[Any] = [task.loss_denominator(part.get(task.label)) for part in parts]
+    if weights[0] is None:
+        weights = [1.0] * count
+    total = 1 if trainer.training_loss_is_sum else sum(weights)
+    difference = whole
+    try:
+        for part, weight in zip(parts, weights, strict=True):
+            if weight > 0:  # the mean over no labels is NaN
+                difference = difference - gradient(trainer, part) * (weight / total)
+    except Exception:
+        return math.inf
+    return float(difference.norm() / whole.norm().clamp(min=1e-30))
+
+
+def gradient(trainer: Trainer, batch: dict[str, Any]) -> Tensor:
+    """The gradient of the batch's loss, as far as it is compared."""
+    weights = [weight for _, weight in trainer.named_weights() if weight.requires_grad]
+    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):  # its recurrent networks need training mode
+        loss = trainer.scaler.scale(trainer.loss_of(batch))
+        gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.to_dense().flatten()[:SHOWN] for part in gradients])

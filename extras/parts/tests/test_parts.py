@@ -1,0 +1,72 @@
+"""The callback warns of losses whose parts have another gradient, and of no other ones."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.configs import FAST, train, untimed
+
+NAME = __name__.rpartition(".")[2]
+CLASSES = 10
+
+
+def masked(outputs, labels):
+    """A mean over the labels that are not 3, of which nothing knows."""
+    return functional.cross_entropy(outputs, labels, ignore_index=3)
+
+
+def weighted(outputs, labels):
+    """A mean that divides by weights, of which nothing knows."""
+    return functional.cross_entropy(outputs, labels, torch.arange(1.0, CLASSES + 1))
+
+
+def contrastive(outputs, labels):
+    """The mean loss of telling each sample from the others of its batch."""
+    return functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
+
+
+def pairs(outputs, labels):
+    """Of each sample with the next one: a single sample has none."""
+    return functional.mse_loss(outputs[:-1], outputs[1:], reduction="sum") / (len(outputs) - 1)
+
+
+def own(name):
+    return f"{{_target_: {NAME}.{name}, _partial_: true}}"
+
+
+def torchs(name, **options):
+    settings = "".join(f", {key}: {value}" for key, value in options.items())
+    return f"{{_target_: torch.nn.{name}{settings}}}"
+
+
+@pytest.mark.parametrize("loss", [masked, weighted, contrastive, pairs])
+def test_a_loss_whose_parts_do_not_add_up_is_warned_of_once_and_only_if_batches_are_divided(tmp_path, caplog, loss):
+    for parts in (1, 2):
+        train(
+            tmp_path / str(parts),
+            *FAST,
+            f"task.loss={own(loss.__name__)} train.accumulate={parts} callbacks/standard=[parts]",
+        )
+        assert sum("loss_denominator" in text for text in caplog.messages) == parts - 1
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "null",
+        torchs("CrossEntropyLoss", reduction="sum"),
+        torchs("CrossEntropyLoss", ignore_index=3),
+        torchs("CrossEntropyLoss", weight=[*range(1, CLASSES + 1)]),
+        torchs("MultiMarginLoss"),
+    ],
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loss_whose_parts_add_up_is_not_warned_of_and_nothing_else_changes(tmp_path, caplog, loss, precision):
+    runs = []
+    for callbacks in ("best", "best,parts"):
+        settings = f"task.loss={loss} train.accumulate=2 train.precision={precision} model=small_cnn model.width=4"
+        folder = tmp_path / callbacks
+        train(folder, *FAST, settings, f"callbacks/standard=[{callbacks}]")
+        runs.append(untimed(folder))
+    assert runs[0] == runs[1]
+    assert "loss_denominator" not in caplog.text
