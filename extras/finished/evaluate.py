@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -52,12 +53,12 @@ def main(typed: list[str] | None = None) -> dict[str, Any]:
         files = files_of(evaluation, dataset)
         result["classes"] = evaluation.by_class()
         result["mistakes"] = evaluation.mistakes_of(files)
-        matrix = evaluation.draw_confusion()
-        if matrix is not None:
-            write_whole(out / "confusion.png", matrix)
-        write_whole(out / "mistakes.png", evaluation.draw_mistakes(files))
-        pictures = "worst mistakes" if matrix is None else "confusion matrix and worst mistakes"
-        print(f"{evaluation.table()}\n\n{pictures}: {out}")
+        pictures = {"confusion.png": evaluation.draw_confusion(), "mistakes.png": evaluation.draw_mistakes(files)}
+        for name, picture in pictures.items():
+            (out / name).unlink(missing_ok=True)  # of an earlier evaluation
+            if picture is not None:
+                write_whole(out / name, picture)
+        print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
     write_whole(out / "evaluation.json", json.dumps(plain(result), indent=2) + "\n")
     update_page(run.folder)
     shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
@@ -66,10 +67,11 @@ def main(typed: list[str] | None = None) -> dict[str, Any]:
 
 
 def files_of(evaluation: Evaluation, dataset: Any) -> list[str]:
-    """The names of the samples of the mistakes; empty ones if samples were left out, so that they are not known."""
-    if evaluation.samples != length_of(dataset):
+    """The names of the samples of the mistakes; empty ones if it is not known which samples they are."""
+    indices = np.setdiff1d(np.arange(length_of(dataset) or 0), evaluation.skipped)
+    if len(indices) != evaluation.samples:  # such as those of a stream
         return [""] * len(evaluation.mistakes)
-    return [name_of(dataset, mistake.sample) for mistake in evaluation.mistakes]
+    return [name_of(dataset, int(indices[mistake.sample])) for mistake in evaluation.mistakes]
 
 
 def update_page(folder: Path) -> None:
@@ -109,6 +111,9 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
     trainer.evaluation_step = evaluation_step  # type: ignore[method-assign]  # it also sees the network's outputs
     with hook, run.loader(dataset) as loader:
         scores = trainer.evaluate(loader)
+        workers = loader.loader_stats.workers
+    if evaluation is not None and workers is not None:
+        evaluation.skipped = [index for index, _ in workers.skipped]
     return samples, scores, evaluation
 
 

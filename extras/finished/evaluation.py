@@ -48,6 +48,7 @@ class Evaluation:
         self.mean = mean
         self.std = std
         self.samples = 0  # that were added, also those that do not count
+        self.skipped: list[Any] = []  # indices of the samples that could not be read
         self.mistakes: list[Mistake] = []  # those with the lowest probabilities of the true class, sorted
         self._pairs: list[np.ndarray] = []  # true class * number of classes + predicted class of each image, by batch
 
@@ -143,12 +144,14 @@ class Evaluation:
             for file, mistake in zip(files, self.mistakes, strict=True)
         ]
 
-    def draw_mistakes(self, files: Sequence[str]) -> bytes:
+    def draw_mistakes(self, files: Sequence[str]) -> bytes | None:
         """A PNG with the worst mistakes: each image with its file, its true and its predicted class.
 
-        Behind the classes are their probabilities. files: as `mistakes_of` gets them.
+        Behind the classes are their probabilities. files: as `mistakes_of` gets them. None if there is no mistake.
         """
-        rows = max(1, math.ceil(len(self.mistakes) / IN_A_ROW))
+        if not self.mistakes:
+            return None
+        rows = math.ceil(len(self.mistakes) / IN_A_ROW)
         figure = new_figure("Worst mistakes: the true class, and the one predicted", 12, 1 + 2.5 * rows)
         axes = list(figure.subplots(rows, IN_A_ROW).flat)
         for plot in axes:
