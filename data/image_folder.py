@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from data.errors import DataError, check_choice, check_count, home_path, printable
 from data.images.cache import Cache
-from data.images.crops import CroppedDataset, File, shrunk
+from data.images.crops import CroppedDataset, File
 from data.images.decoding import image_errors, whole
 from data.transform import as_array
 
@@ -50,10 +49,11 @@ class ImageFiles(CroppedDataset):
         **crops: Any,
     ) -> None:
         super().__init__(train, **crops)
-        if cache is not None:
-            check_choice("data.cache", cache, ("ram", "disk"))
         self.cache_side = self.shorter_side if cache_side is None else cache_side
         check_count("data.cache_side", self.cache_side)
+        if cache is not None:
+            check_choice("data.cache", cache, ("ram", "disk"))
+            self.stored_as = (self.cache_side, self.interpolation)
         self._cache_options = (cache, cache_dir, cache_gb)
         self._cache: Cache | None = None
 
@@ -67,10 +67,6 @@ class ImageFiles(CroppedDataset):
         for index in range(len(self)):
             key.update(os.fsencode(self.path(index)) + b"\n")
         self._cache = Cache(kind, folder, key.hexdigest(), len(self), gigabytes)
-
-    def stored(self, pixels: torch.Tensor) -> torch.Tensor:
-        kind, *_ = self._cache_options
-        return pixels if kind is None else shrunk(pixels, self.cache_side, self.interpolation)
 
     def path(self, index: int) -> str:
         """The path of the sample's file."""

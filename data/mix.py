@@ -21,15 +21,13 @@ def mixed(
     weights: dict[str, float] | None = None,
     test: str | None = None,
     classes: Sequence[str] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
 ) -> Any:
     """Returns a Mix of the training sets of all parts, or the test set of the part `test` (None: the first part).
 
     parts: functions of `train` that return a dataset, by name.
     weights: how often each part is drawn, by name, see loaders.Mixture. None: in proportion to the lengths.
     classes: the labels of all parts become numbers of these names: see data/classes.py. None: those of the first part.
-    mean, std: None: the values that all parts have. Raises DataError for parts that do not fit together.
+    Raises DataError for parts that do not fit together.
     """
     if not parts:
         raise DataError("data.parts is empty: put /data@data.parts.NAME: image_folder into an experiment's defaults")
@@ -54,40 +52,41 @@ def mixed(
         datasets[name] = with_classes(datasets[name], classes, owner, f"data.parts.{name}")
     if not train:
         return datasets[test]
-    return Mix(datasets, weights, test, {"classes": classes, "mean": mean, "std": std})
+    return Mix(datasets, weights, test, classes)
 
 
 class Mix(ConcatDataset[Any]):
     """The samples of the datasets in `parts`, one after the other. If all parts have `read_batch`, so has the mixture.
 
-    tested: the name of the part that prepares new images. about: values of attributes, by name; None: the value that
-    all parts have. Raises DataError if theirs differ.
+    tested: the name of the part that prepares new images. classes: None if the first part has none; then no part may.
+    The mean and std are those of the first part.
     """
 
     def __init__(
-        self, parts: dict[str, Any], weights: dict[str, float] | None, tested: str, about: dict[str, Any]
+        self, parts: dict[str, Any], weights: dict[str, float] | None, tested: str, classes: Sequence[str] | None
     ) -> None:
         super().__init__(parts.values())
         self.names = list(parts)
         self.weights = weights
         self.tested = self.names.index(tested)
-        for key, value in about.items():
-            if value is None:
-                value = self._common(key, [optional(part, key) for part in parts.values()])
-            setattr(self, key, value)
+        self.classes = classes
+        if classes is None:
+            self._check_common("classes", [optional(part, "classes") for part in parts.values()])
+        first = self.datasets[0]
+        self.mean = optional(first, "mean")
+        self.std = optional(first, "std")
         if self.read_batch is not None:
-            self._common("image_size", [part.sample_spec().items() for part in parts.values()])
+            self._check_common("image_size", [part.sample_spec().items() for part in parts.values()])
 
-    def _common(self, key: str, values: list[Any]) -> Any:
-        """The value that all parts have."""
+    def _check_common(self, key: str, values: list[Any]) -> None:
+        """Raises DataError unless all parts have the same value."""
         first, *others = ([] if value is None else list(value) for value in values)
         for name, other in zip(self.names[1:], others, strict=True):
             if other != first:
                 raise DataError(
                     f"data.parts.{name} has another {key} than {self.names[0]}: {other}, not {first}; make them "
-                    f"equal, or set data.{key} for classes, mean and std"
+                    "equal, or set data.classes for classes"
                 )
-        return values[0]
 
     @property
     def mixture(self) -> Mixture:

@@ -194,6 +194,7 @@ class ImageDataset:
     """
 
     has_one_size = False
+    sizes: tuple[str, ...] = ("image_shape",)  # the attributes that the step center_crop depends on
     classes: tuple[str, ...]
     labels: np.ndarray
     image_shape: tuple[int, ...]
@@ -267,9 +268,23 @@ class ImageDataset:
             pixels = self.cropped(pixels, transform)
         return in_layout(transform.call(transform.after, pixels, name))
 
+    def stored(self, pixels: torch.Tensor) -> torch.Tensor:
+        """What the dataset's files have of an image (C, H, W): a cache or a pack may have resized it."""
+        return pixels
+
     def prepare(self, image: np.ndarray) -> torch.Tensor:
         """Makes the image of a test sample from a new image, uint8 (H, W, C) of any size."""
-        return self.transformed(torch.from_numpy(image.copy()).permute(2, 0, 1), self.test_transform, "a new image")
+        pixels = self.stored(torch.from_numpy(image.copy()).permute(2, 0, 1))
+        return self.transformed(pixels, self.test_transform, "a new image")
+
+    @property
+    def prepared_by(self) -> dict[str, Any] | None:
+        """What `prepare` depends on, for a checkpoint; None if it is a subclass's, or does more than center_crop."""
+        kind = type(self)
+        is_own = kind.prepare is ImageDataset.prepare and kind.__getitem__ is ImageDataset.__getitem__
+        if not is_own or self.test_transform.steps != ["center_crop"]:
+            return None
+        return {name: getattr(self, name) for name in self.sizes}
 
     def without_augmentation(self) -> Any:
         plain = copy(self)

@@ -41,7 +41,7 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
     cleanup.callback(results.close)
     origin = processes.from_main(lambda: choose_origin(results.folder, config.train))
     with signals.at_once():  # the first sample may never come
-        data = Datasets(config, origin.classes_for)
+        data = Datasets(config, origin, processes)
         data.check_ranks(processes)
         if origin.state is not None:
             data.check_split(origin.state["data"]["trained"])

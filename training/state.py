@@ -38,6 +38,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "step": run.progress.step,
         "data": run.fingerprint,
         "classes": run.data.classes,
+        "new_images": run.data.new_images,
         "config": trainer.settings,
         "callbacks": {name: item.state_dict() for name, item in callbacks if hasattr(item, "state_dict")},
     }

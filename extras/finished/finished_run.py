@@ -6,6 +6,7 @@ this repository's code, as those settings say.
 
 from __future__ import annotations
 
+import logging
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from data.errors import explained
 from data.subset import unaugmented
-from loaders import Preloader, build_loader
+from extras.finished.new_images import NewImages
+from loaders import ExpectedError, Preloader, build_loader
 from training import script
 from training.build import build
 from training.checkpoint import best_or_newest, read_checkpoint
@@ -31,6 +33,8 @@ from training.resume import Origin
 from training.trainer import Trainer
 from training.weights import evaluated_weights
 
+log = logging.getLogger(__name__)
+
 SPLITS = ("test", "val", "train")
 
 
@@ -39,27 +43,50 @@ class FinishedRun:
 
     source: a checkpoint file, or the run's folder: then its best checkpoint, or its newest if it has no best one.
     overrides: replace settings of the run, such as data=image_folder, data.root=DIR or device=cpu.
+    for_new_images: builds no dataset if the checkpoint has what new images need, and no setting of data is replaced.
     Raises ConfigError if there is no checkpoint, or it does not fit the network.
     """
 
-    def __init__(self, source: Path, overrides: Sequence[str] = ()) -> None:
+    def __init__(self, source: Path, overrides: Sequence[str] = (), for_new_images: bool = False) -> None:
         self.path = best_or_newest(source)
         state = read_checkpoint(self.path)
         self.step = int(state["step"])
         folder = self.path.resolve().parent
         self.folder = folder.parent if folder.name == "checkpoints" else folder
         self.config = configured(state["config"], overrides)
-        self.data = Datasets(self.config, Origin(state).classes_for, is_finished=True)
-        self.data.check_split(state["data"]["trained"])
+        self.data: Datasets
         loaded = {"pretrained": False} if "pretrained" in self.config.model else {}  # nothing is downloaded
-        config = replace(self.config, model=self.config.model | loaded)
-        processes = Processes(config.device, config.train)
-        steps = max(config.train.epochs, self.step)  # a schedule by epoch needs a step in each
-        self.trainer: Trainer = build("trainer", config.trainer, config, self.data, processes, steps)
-        self.trainer.set_up()
-        self.task = self.trainer.task
+        self._config = replace(self.config, model=self.config.model | loaded)
+        self._processes = Processes(self.config.device, self.config.train)
+        replaces_data = any(text.lstrip("+~").startswith("data") for text in overrides)
+        if not (for_new_images and not replaces_data and self._build_for_new_images(state)):
+            self.data = Datasets(self.config, Origin(state), self._processes, is_finished=True)
+            self.data.check_split(state["data"]["trained"])
+            self._build_trainer()
+        self.task: Any = self.trainer.task
         self.device = self.trainer.device
         self._load(state)
+
+    def _build_for_new_images(self, state: dict[str, Any]) -> bool:
+        """Builds all without a dataset. Returns False, and says why, if the dataset is needed."""
+        new_images = state["new_images"]
+        if new_images is None or new_images["prepared_by"] is None:
+            reason = "it does not say by numbers alone how images are prepared"
+        else:
+            try:
+                self.data = NewImages(self.config, new_images, state["classes"])
+                self._build_trainer()
+                return True
+            except (AttributeError, ExpectedError, TypeError) as error:  # a task or a trainer looks at the dataset
+                reason = " ".join(str(error).split())
+        log.warning("%s: %s, so the run's dataset is built", self.path, reason)
+        return False
+
+    def _build_trainer(self) -> None:
+        config = self._config
+        steps = max(config.train.epochs, self.step)  # a schedule by epoch needs a step in each
+        self.trainer: Trainer = build("trainer", config.trainer, config, self.data, self._processes, steps)
+        self.trainer.set_up()
 
     def _load(self, state: dict[str, Any]) -> None:
         """Loads the weights that the run evaluated."""

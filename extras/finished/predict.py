@@ -52,7 +52,7 @@ def main(typed: list[str] | None = None) -> Path:
     overrides = [text for text in arguments.inputs if "=" in text and not Path(text).exists()]
     inputs = [text for text in arguments.inputs if text not in overrides]
 
-    run = FinishedRun(arguments.run, overrides)
+    run = FinishedRun(arguments.run, overrides, for_new_images=bool(inputs))
     if inputs:
         names = image_files(inputs)
         samples = Samples(names, ImageFiles(run, names))

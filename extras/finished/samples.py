@@ -19,6 +19,7 @@ from data.images.decoding import decode, image_errors, whole
 from data.subset import undivided
 from data.transform import as_array
 from extras.finished.finished_run import FinishedRun
+from extras.finished.new_images import NewImages
 from loaders import offers
 from training.config import ConfigError
 
@@ -49,14 +50,10 @@ class ImageFiles:
     def __init__(self, run: FinishedRun, paths: Sequence[str]) -> None:
         if len(run.task.inputs) > 1:
             raise ConfigError(f"the network needs {', '.join(run.task.inputs)}: files give one image, so use --split")
-        dataset = undivided(run.data.test)
-        if not offers(dataset, "prepare") or optional(dataset, "prepare") is None:
-            remedy = "add this method to the class that has its __getitem__, which calls it"
-            raise ConfigError(f"{type(dataset).__name__} has no prepare(image), which new images need; {remedy}")
         self._name = run.task.inputs[0]
         self._is_grey = run.data.model_options.get("in_channels") == 1
         self._paths = paths
-        self._prepare = dataset.prepare
+        self._prepare = run.data.prepare if isinstance(run.data, NewImages) else prepare_of(run.data.test)
         self._decoders = choose("auto")
 
     def __call__(self, index: int) -> dict[str, Any]:
@@ -68,6 +65,16 @@ class ImageFiles:
             grey = Image.fromarray(image).convert("L")
             image = np.array(grey)[..., np.newaxis]
         return {self._name: self._prepare(image)}
+
+
+def prepare_of(samples: Any) -> Callable[[np.ndarray], Any]:
+    """The dataset's `prepare`: see data/__init__.py."""
+    dataset = undivided(samples)
+    if not offers(dataset, "prepare") or optional(dataset, "prepare") is None:
+        remedy = "add this method to the class that has its __getitem__, which calls it"
+        raise ConfigError(f"{type(dataset).__name__} has no prepare(image), which new images need; {remedy}")
+    prepare: Callable[[np.ndarray], Any] = dataset.prepare
+    return prepare
 
 
 def read_inputs(names: Sequence[str], dataset: Any, index: int) -> dict[str, Any]:

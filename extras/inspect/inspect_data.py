@@ -86,8 +86,8 @@ def configured(overrides: list[str]) -> Config:
 def records_of(config: Config) -> dict[str, Records]:
     """The records of the training and of the test set. The files themselves are read, not a cache of them."""
     data = dict(config.data)
-    data.pop("val_fraction")
-    data.pop("collate")
+    for key in ("val_fraction", "collate", "mean", "std"):
+        data.pop(key)
     if data.pop("streaming"):
         raise ConfigError("data.streaming=true: set it to false, to look at each sample")
     if "cache" in data:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from data.errors import DataError, explained, home_path
-from data.images.crops import CroppedDataset, shrunk
+from data.images.crops import CroppedDataset
 
 HOW = "make one with `python extras/packed/pack_images.py IMAGES PACK`"
 VERSION = 2  # of the format
@@ -54,7 +53,7 @@ class Packed(CroppedDataset):
                         raise ValueError("its checksum is wrong")
                     indices.append(np.load(path))
         self._entries = np.concatenate(indices)
-        self._short_side = about["short_side"]
+        self.stored_as = (about["short_side"], "bilinear")
         self.classes = tuple(about["classes"])
         self.labels = self._entries["label"].astype(np.int64)
         self._shards: dict[int, np.ndarray] = {}  # the shards that this process has mapped, by number
@@ -64,9 +63,6 @@ class Packed(CroppedDataset):
         """CLASS/FILE of each image, bytes (N,), as the folder that was packed has them."""
         names: np.ndarray = self._entries["name"]
         return names
-
-    def stored(self, pixels: torch.Tensor) -> torch.Tensor:
-        return shrunk(pixels, self._short_side)
 
     def encoded(self, index: int) -> tuple[bytes | np.ndarray, str]:
         """Returns an image file and its name for errors, or the pixels (H, W, 3)."""

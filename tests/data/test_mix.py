@@ -54,7 +54,7 @@ def test_a_mixture_reads_whole_batches_part_by_part_with_the_random_numbers_of_e
 
 
 def test_a_mixture_with_a_part_without_read_batch_reads_sample_by_sample():
-    mix = mixed(True, PARTS | {"c": sample_by_sample}, classes=["a", "b"], **ABOUT)
+    mix = mixed(True, PARTS | {"c": sample_by_sample}, classes=["a", "b"])
     assert not offers(mix, "read_batch") and offers(mixed(True, PARTS), "read_batch") and mix[45]["label"] == 1
     with WorkerLoader(mix, 4, sampler=mix.mixture, seed=0) as loader:
         assert len(list(loader)) == 12
@@ -118,7 +118,7 @@ def test_a_mixture_prepares_new_images_as_the_part_does_whose_test_set_is_used()
         rest, part = split(mixed(True, parts, test=tested), 0.2)
         for mix in (rest, part):
             assert offers(mix, "prepare") and np.unique(mix.prepare(image)).tolist() == [value]
-    assert not offers(mixed(True, {"c": sample_by_sample}, classes="ab", **ABOUT), "prepare")
+    assert not offers(mixed(True, {"c": sample_by_sample}, classes="ab"), "prepare")
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,6 @@ def test_a_mixture_prepares_new_images_as_the_part_does_whose_test_set_is_used()
             PARTS | {"c": partial(arrays, classes="ac")},
             {"classes": ["a", "b"]},
             "data.parts.c has classes that data.classes does not have, c",
-        ),
-        (
-            PARTS | {"c": partial(arrays, mean=[0.1] * 3)},
-            {},
-            "data.parts.c has another mean than a: [0.1, 0.1, 0.1], no",
         ),
         (PARTS | {"c": partial(arrays, side=9)}, {}, "data.parts.c has another image_size than a: "),
     ],

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +18,9 @@ from data.subset import Subset
 from extras.finished import evaluate, export, predict
 from extras.finished.evaluation import MISTAKES, Evaluation
 from extras.finished.finished_run import FinishedRun
-from extras.finished.samples import Samples, batches_of, name_of
+from extras.finished.samples import ImageFiles, Samples, batches_of, name_of
 from tests.configs import EXTENSIONS, composed, summary_of, train
-from tests.data.fakes import write_images, write_table
+from tests.data.fakes import write_fashion, write_images, write_table
 from tests.data.reading import refused
 from train import train_model
 from training.checkpoint import best_or_newest
@@ -359,6 +360,7 @@ def test_new_images_are_prepared_where_the_test_set_was_split_off_the_training_s
     rows = predicted(tmp_path / "run", tmp_path / "p", images / "val" / "cat", images / "val" / "dog")
     assert len(rows) == 8 and {row["error"] for row in rows} == {""}
     assert len({row["probability"] for row in rows}) == 1  # all are dark
+    assert "does not say by numbers alone how images are prepared, so the run's dataset is built" in caplog.text
     assert 0 < len(predicted(tmp_path / "run", tmp_path / "p")) < 16
     assert "was trained on" not in caplog.text
     FinishedRun(tmp_path / "run", ["data.val_fraction=0.9"])
@@ -393,18 +395,115 @@ def test_a_network_of_two_inputs_is_exported(table, tmp_path):
     assert path.name in readme and "`right`: float32 (batch, 3)" in readme
 
 
+@pytest.fixture(scope="module")
+def without_data(tmp_path_factory):
+    """The folder of a run whose data are gone, by the kind of its dataset; and new images."""
+    folder = tmp_path_factory.mktemp("without_data")
+    images = write_images(folder / "images", count=4)
+    small = "model=linear train.epochs=1 train.batch_size=4 loader.num_workers=0"
+    crops = "data.image_size=16 data.interpolation=bicubic data.test_crop=0.7 data.mean=auto data.std=auto"
+    cache = f"data.cache=disk data.cache_side=20 data.cache_dir={folder}/cache"
+    weights = "task.class_weights=balanced"
+    runs = {
+        "crops": ["data=image_folder", f"data.root={images}", crops, weights],
+        "cached": ["data=image_folder", f"data.root={images}", crops, cache],
+        "arrays": [f"data=fashion_mnist data.root={write_fashion(folder / 'fashion')} data.stratify=false"],
+    }
+    for name, settings in runs.items():
+        train_model(composed(*settings, small), folder / name)
+    random = np.random.default_rng(0)
+    photos = folder / "photos"
+    photos.mkdir()
+    for number, shape in enumerate([(50, 70, 3), (90, 31, 3), (16, 16, 3), (28, 28)]):
+        pixels = random.integers(64, 192, size=shape, dtype=np.uint8)  # bicubic does not leave 0 to 255
+        Image.fromarray(pixels).save(photos / f"{number}.png")
+    before = {name: predicted(folder / name, folder / "p", photos, "data.stratify=false") for name in runs}
+    shutil.rmtree(images)
+    shutil.rmtree(folder / "fashion")
+    return folder, before
+
+
+KINDS = ["crops", "cached", "arrays"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_new_images_get_the_same_predictions_where_the_data_are_not(without_data, tmp_path, kind, caplog):
+    folder, before = without_data
+    assert predicted(folder / kind, tmp_path / "p", folder / "photos") == before[kind]
+    assert "dataset is built" not in caplog.text
+    with refused(r"images|Fashion|fashion"):
+        predicted(folder / kind, tmp_path / "p")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_numbers_beside_an_export_reproduce_the_inputs_with_pillow_and_numpy_alone(without_data, tmp_path, kind):
+    folder, _ = without_data
+    export.main([str(folder / kind), "--out", str(tmp_path)])
+    about = json.loads((tmp_path / "preprocessing.json").read_text())
+    run = FinishedRun(folder / kind, for_new_images=True)
+    photos = sorted((folder / "photos").iterdir())
+    read = ImageFiles(run, list(map(str, photos)))
+    level = 1 / (255 * np.array(about["std"])[:, None, None])
+    for index, photo in enumerate(photos):
+        expected = run.data.transform({"image": torch.as_tensor(read(index)["image"])[None]})["image"].numpy()
+        prepared = by_numbers(Image.open(photo), about)
+        assert prepared.shape == expected.shape
+        difference = np.abs(prepared - expected) / level
+        assert difference.max() < 2.01 and difference.mean() < 0.5, f"{photo}: of noise, rounded in another order"
+    assert about["classes"] == run.data.classes and about["inputs"] == ["image"]
+
+
+def by_numbers(image, about):
+    """What preprocessing.json says, word for word."""
+    image = image.convert(about["mode"])
+    for step in about["steps"]:
+        w, h = image.size
+        method = Image.Resampling[step.get("interpolation", "bilinear").upper()]
+        width, height, shorter = step.get("width"), step.get("height"), step.get("shorter_side")
+        if step["step"] == "limit_ratio":
+            left, top = (max(0, side - step["ratio"] * min(w, h)) // 2 for side in (w, h))
+            image = image.crop((left, top, w - left, h - top))
+        elif step["step"] == "resize_shorter_side" or (step["step"] == "shrink" and min(w, h) > shorter):
+            image = image.resize((w * shorter // min(w, h), h * shorter // min(w, h)), method)
+        elif step["step"] == "center_crop":
+            left, top = round((w - width) / 2), round((h - height) / 2)
+            image = image.crop((left, top, left + width, top + height))
+        elif step["step"] == "crop_to_ratio":
+            wide, tall = min(w, round(h * width / height)), min(h, round(w / (width / height)))
+            left, top = (w - wide) // 2, (h - tall) // 2
+            image = image.crop((left, top, left + wide, top + tall))
+        elif step["step"] == "resize":
+            image = image.resize((width, height), method)
+    pixels = np.asarray(image, np.float32).reshape(*image.size[::-1], -1)
+    normalized = (pixels / 255 - about["mean"]) / about["std"]
+    return normalized.transpose(2, 0, 1)[None]
+
+
 @pytest.mark.slow  # it takes 5 seconds
-def test_the_line_in_the_readme_makes_an_onnx_file_of_an_export(table, tmp_path, python, bound):
+def test_an_onnx_file_has_the_names_of_the_fields(table, tmp_path, python, bound):
     for package in ("onnx", "onnxscript"):
         pytest.importorskip(package)
     session_of = pytest.importorskip("onnxruntime").InferenceSession
-    export.main([str(table), "--out", str(tmp_path)])
-    (line,) = (code for code in (ROOT / "extras/finished/README.md").read_text().split("`") if "onnx.export" in code)
-    python.run("-c", f"import torch; {line}", cwd=tmp_path, env={}, timeout=bound, check=True)
-    session = session_of(tmp_path / "model.onnx")
+    path = export.main([str(table), "--format", "onnx", "--out", str(tmp_path)])
+    session = session_of(path)
+    assert [field.name for field in session.get_inputs()] == ["left", "right"]
+    assert [field.name for field in session.get_outputs()] == ["outputs"]
     example = np.load(tmp_path / "example.npz")
     (outputs,) = session.run(None, {name: example[name][:5] for name in ("left", "right")})
     assert np.allclose(outputs, example["outputs"][:5], atol=1e-5)
+    code = (tmp_path / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    python.run("-c", f"{code}\nassert len(outputs) == 16", cwd=tmp_path, env={}, timeout=bound, check=True)
+
+
+def test_weights_are_exported_as_safetensors_or_a_sentence_says_what_to_install(table, tmp_path, monkeypatch):
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    weights = load_file(export.main([str(table), "--format", "safetensors", "--out", str(tmp_path)]))
+    for name, weight in FinishedRun(table).trainer.model.state_dict().items():
+        assert torch.equal(weights.pop(name), weight)
+    assert not weights
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with refused("--format safetensors needs .* pip install safetensors"):
+        export.main([str(table), "--format", "safetensors", "--out", str(tmp_path)])
 
 
 @pytest.mark.parametrize(

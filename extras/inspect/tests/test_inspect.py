@@ -114,8 +114,8 @@ def test_mean_and_deviation_are_those_of_the_training_pixels(tmp_path):
     images = Synthetic(train=True, length=20, image_size=8)
     pixels = np.stack([images[index]["image"] for index in range(20)]) / 255
     assert len(rows) == 20  # by their numbers, which repeat in the test set
-    assert f"mean = {pixels.mean((0, 1, 2)).round(4).tolist()}" in page
-    assert f"std = {pixels.std((0, 1, 2)).round(4).tolist()}" in page
+    assert f"data.mean={pixels.mean((0, 1, 2)).round(4).tolist()}" in page
+    assert f"data.std={pixels.std((0, 1, 2)).round(4).tolist()}" in page
 
 
 def test_the_table_says_which_samples_validate_and_their_labels(photos, tmp_path):

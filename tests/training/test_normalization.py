@@ -1,0 +1,110 @@
+"""data.mean and data.std: by what uint8 images are normalised, which a checkpoint keeps."""
+
+import numpy as np
+import pytest
+import torch
+
+from data.array_dataset import ArrayDataset
+from tests.configs import IMAGES, MIXTURE, checkpoint, train
+from tests.data.fakes import noise
+from tests.data.reading import refused
+from training.datasets import Datasets
+
+HERE = __name__
+
+
+class Tinted(ArrayDataset):
+    """40 images in three uneven channels, not augmented. Its own mean is another one."""
+
+    def __init__(self, train, brightness=2, **_):
+        images = noise(40, 8, 8, 3) // np.array([1, 2, 4], np.uint8) // brightness
+        about = {"classes": "ab", "mean": [0.1] * 3, "std": [0.2] * 3, "transform": ["center_crop"]}
+        super().__init__(images, np.arange(40) % 2, train=train, **about)
+
+    @property
+    def moments(self):
+        pixels = self.images / 255
+        return pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
+
+
+class OwnMean(Tinted):
+    def __init__(self, train, mean=(0.5,), **_):
+        super().__init__(train)
+
+
+DATA = f"data._target_={HERE}.Tinted train.batch_size=16 train.epochs=1"
+
+
+def normalization(folder):
+    saved = checkpoint(folder)["new_images"]
+    return saved["mean"], saved["std"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_auto_measures_the_training_images_and_a_set_value_stays(tmp_path, workers, monkeypatch):
+    mean, std = Tinted(True).moments
+    measured = normalization_of(tmp_path / "a", "data.mean=auto", "data.std=auto", f"loader.num_workers={workers}")
+    assert measured == (pytest.approx(mean), pytest.approx(std))
+    kept = normalization_of(tmp_path / "b", "data.mean=auto", "data.std=[0.3,0.3,0.3]")
+    assert kept == (measured[0], (0.3, 0.3, 0.3))
+    monkeypatch.setattr("training.datasets.MEASURED", 7)
+    fewer = normalization_of(tmp_path / "c", "data.mean=auto", f"loader.num_workers={workers}")
+    assert fewer != measured and fewer == normalization_of(tmp_path / "d", "data.mean=auto"), "the seed chooses them"
+    assert fewer != normalization_of(tmp_path / "e", "data.mean=auto", "seed=1")
+
+
+def normalization_of(folder, *settings):
+    train(folder, DATA, *settings)
+    return normalization(folder)
+
+
+def test_a_resume_keeps_the_mean_and_std_of_its_checkpoint_unless_they_are_set(tmp_path, monkeypatch):
+    measured = normalization_of(tmp_path, "data.mean=auto", "data.std=auto")
+    monkeypatch.setattr(Datasets, "_measure", None)  # it would fail
+    other = [DATA, "+data.brightness=1", "data.mean=auto", "data.std=auto"]
+    train(tmp_path, *other, "train.epochs=2")
+    assert normalization(tmp_path) == measured
+    train(tmp_path, *other[:2], "train.epochs=3")  # null
+    assert normalization(tmp_path) == measured
+    train(tmp_path, *other[:2], "data.mean=[0,0,0]", "train.epochs=4")
+    assert normalization(tmp_path) == ((0, 0, 0), measured[1])
+
+
+def test_without_values_the_datasets_are_used_also_by_a_checkpoint_of_an_earlier_version(tmp_path):
+    assert normalization_of(tmp_path / "run") == ((0.1,) * 3, (0.2,) * 3)
+    state = checkpoint(tmp_path / "run")
+    del state["new_images"]
+    torch.save(state, tmp_path / "earlier.pt")
+    train(tmp_path / "new", DATA, f"train.resume={tmp_path}/earlier.pt", "train.epochs=2")
+    assert normalization(tmp_path / "new") == ((0.1,) * 3, (0.2,) * 3)
+
+
+def test_a_mixture_has_the_values_of_its_first_part_or_measured_ones(tmp_path):
+    parts = [MIXTURE, "train.epochs=1"]
+    train(tmp_path / "first", *parts)
+    assert normalization(tmp_path / "first") == ((0.5,) * 3, (0.2,) * 3)
+    train(tmp_path / "auto", *parts, "data.mean=auto")
+    assert normalization(tmp_path / "auto")[0] == pytest.approx((0.5,) * 3, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (f"{DATA} data.mean=[0.5]", r"^data\.mean=\[0\.5\]: .* a number per channel"),
+        (f"{DATA} data.mean=imagenet", r"^data\.mean=imagenet: .* auto or a number per channel"),
+        (f"{DATA} data.std=0.5", r"^data\.std=0\.5: "),
+        (
+            f"{IMAGES} data._target_=tests.training.extensions.Faulty +data.fault=floats data.mean=auto",
+            "^data.mean=auto: ",
+        ),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused(tmp_path, settings, words):
+    with refused(words):
+        train(tmp_path, settings)
+
+
+def test_a_class_with_a_parameter_of_this_name_is_warned_of_once(tmp_path, caplog):
+    train(tmp_path, f"data._target_={HERE}.OwnMean data.mean=[0.3,0.3,0.3] train.batch_size=16 train.epochs=1")
+    assert sum("has a parameter mean, which does not get data.mean" in text for text in caplog.messages) == 1
+    assert normalization(tmp_path)[0] == (0.3,) * 3
