@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, IterableDataset
 from data import optional
 from data.classes import with_classes
 from data.errors import DataError, Range, check_choice, check_range
-from data.subset import split, unaugmented, undivided
+from data.subset import Fold, split, unaugmented, undivided
 from loaders import Mixture, offers
 
 
@@ -103,9 +103,9 @@ class Mix(ConcatDataset[Any]):
             raise AttributeError("a part of the mixture has no labels")
         return np.concatenate(labels)
 
-    def split_parts(self, fraction: float) -> list["Mix"]:
+    def split_parts(self, share: float | Fold) -> list["Mix"]:
         """Splits each part by itself: see data.subset.split."""
-        pairs = [split(part, fraction) for part in self.datasets]
+        pairs = [split(part, share) for part in self.datasets]
         return [self._of(side) for side in zip(*pairs, strict=True)]
 
     def without_augmentation(self) -> "Mix":

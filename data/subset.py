@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from hashlib import blake2b
 from inspect import ismethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,13 @@ KEPT = 16_384  # identities in a sketch: 128 kB
 BLOCK = 10_000  # values that are Python objects at a time
 PASSED_ON = ("classes", "mean", "std", "sample_spec", "augment_batch", "prepare")  # not a value per sample
 TRANSLATED = ("will_read", "path")  # methods that get translated indices
+
+
+class Fold(NamedTuple):
+    """One of `folds` parts of a training set, without a sample in common: the samples that validate."""
+
+    fold: int
+    folds: int
 
 
 class Subset:
@@ -176,40 +183,43 @@ def undivided(dataset: Any) -> Any:
     return dataset
 
 
-def split(dataset: Any, fraction: float) -> tuple[Any, Any]:
+def split(dataset: Any, share: float | Fold) -> tuple[Any, Any]:
     """Splits the dataset into (training samples, validation samples), each in the dataset's order.
 
-    Nearly a `fraction` (0..1) of the samples validates, not augmented; with 0 none does. Invariant: a sample's side
-    follows from what it is (`identities`), so it stays there when others come, go or move, and a larger fraction adds
-    to the validation samples. A dataset may have `is_val`, bool (N,), which names the validation samples;
-    `val_groups`, (N,): samples of a group are never separated; `stratify`: see `choose`. A mixture's parts are split
-    one by one. Raises DataError if the dataset cannot be split so.
+    share: nearly this fraction (0..1) of the samples validates, or this fold; with 0 none does. These samples are not
+    augmented. Invariant: a sample's side follows from what it is (`identities`), so it stays there when others come,
+    go or move, and a larger fraction adds to the validation samples. A dataset may have `is_val`, bool (N,), which
+    names the validation samples; `val_groups`, (N,): samples of a group are never separated; `stratify`: see
+    `choose`. A mixture's parts are split one by one. Raises DataError if the dataset cannot be split so.
     """
     split_parts = optional(dataset, "split_parts")
     if split_parts is not None:
-        training, validation = split_parts(fraction)
+        training, validation = split_parts(share)
         return training, validation
     is_val = optional(dataset, "is_val")
     if is_val is None:
-        if not fraction:
+        if not share:
             return dataset, Subset(dataset, np.arange(0))
-        is_val = choose(dataset, fraction)
-    elif fraction:
-        raise DataError(f"data.val_fraction={fraction}: data.split has val rows already; leave one of them out")
+        is_val = choose(dataset, share)
+    elif share:
+        raise DataError(f"{setting_of(share)}: data.split has val rows already; leave one of them out")
     training = Subset(dataset, np.flatnonzero(~is_val))
     return training, Subset(unaugmented(dataset), np.flatnonzero(is_val))
 
 
-def choose(dataset: Any, fraction: float) -> np.ndarray:
+def setting_of(share: float | Fold) -> str:
+    return f"data.folds={share.folds}" if isinstance(share, Fold) else f"data.val_fraction={share}"
+
+
+def choose(dataset: Any, share: float | Fold) -> np.ndarray:
     """Chooses the validation samples: bool (N,).
 
-    They are those whose hash, or that of their group, is below the fraction. If that leaves a side empty, the sample
-    or group that is nearest to it changes sides. With `stratify` this holds for each class, unless it should have less
-    than half a validation sample. A group counts for the class of its first sample.
+    The hash of a sample, or of its group, decides. With `stratify` it does so in each class; a group counts for the
+    class of its first sample.
     """
     count = len(dataset)
-    if count < 2 or not 0 < fraction < 1:
-        raise DataError(f"data.val_fraction={fraction} of {count} samples: give a share below 1, of 2 or more")
+    if not isinstance(share, Fold) and (count < 2 or not 0 < share < 1):
+        raise DataError(f"{setting_of(share)} of {count} samples: give a share below 1, of 2 or more")
     groups = optional(dataset, "val_groups")
     hashes = identities(dataset, log.info) if groups is None else hashed(groups)
     classes = np.zeros(count, int)
@@ -218,15 +228,28 @@ def choose(dataset: Any, fraction: float) -> np.ndarray:
         if classes.shape != (count,) or classes.dtype.kind not in "iu":
             raise DataError("data.stratify=true needs a class per sample: set it to false")
     hashes, firsts, group_of_sample = np.unique(hashes, return_index=True, return_inverse=True)
-    is_chosen = (hashes >> 11) * 2.0**-53 < fraction
+    numbers = (hashes >> 11) * 2.0**-53  # from 0 to below 1, in rising order
     _, class_of_group = np.unique(classes[firsts], return_inverse=True)
-    by_class = np.argsort(class_of_group, kind="stable")  # in each class by hash
+    if isinstance(share, Fold):
+        is_chosen = fold_of_groups(share.folds, numbers, class_of_group) == share.fold
+    else:
+        is_chosen = groups_below(share, numbers, class_of_group, np.bincount(class_of_group[group_of_sample]))
+    return is_chosen[group_of_sample]
+
+
+def groups_below(fraction: float, numbers: np.ndarray, class_of_group: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Whether the number of each group is below the fraction: bool (groups,). samples: how many each class has.
+
+    If that leaves a side of a class empty, the group that is nearest to it changes sides, unless the class should have
+    less than half a validation sample.
+    """
+    is_chosen = numbers < fraction
+    by_class = np.argsort(class_of_group, kind="stable")  # in each class by number
     sizes = np.bincount(class_of_group)
     ends = np.cumsum(sizes)
     chosen = np.bincount(class_of_group, is_chosen)
     lowest = by_class[ends - sizes]
     highest = by_class[ends - 1]
-    samples = np.bincount(class_of_group[group_of_sample])
     has_room = (fraction * samples >= 0.5) | (len(sizes) == 1)
     is_chosen[lowest[(chosen == 0) & has_room & (sizes > 1)]] = True
     is_chosen[highest[chosen == sizes]] = False
@@ -234,7 +257,26 @@ def choose(dataset: Any, fraction: float) -> np.ndarray:
         if (sizes == 1).all():
             raise DataError(f"data.val_fraction={fraction}: each class has one sample or group, which is trained on")
         is_chosen[lowest[sizes > 1].min()] = True
-    return is_chosen[group_of_sample]
+    return is_chosen
+
+
+def fold_of_groups(folds: int, numbers: np.ndarray, class_of_group: np.ndarray) -> np.ndarray:
+    """The fold of each group, by its number: int64 (groups,).
+
+    A class with at least as many groups as folds has one in each: the fold that has the most of them gives its first
+    one to a fold that has none.
+    """
+    if len(numbers) < folds:
+        raise DataError(f"data.folds={folds} of {len(numbers)} samples or groups: give fewer folds")
+    fold_of_group = (numbers * folds).astype(int)
+    by_class = np.argsort(class_of_group, kind="stable")
+    for groups in np.split(by_class, np.cumsum(np.bincount(class_of_group))[:-1]):
+        counts = np.bincount(fold_of_group[groups], minlength=folds)
+        while len(groups) >= folds and not counts.all():
+            of_largest = groups[fold_of_group[groups] == counts.argmax()]
+            fold_of_group[of_largest[0]] = counts.argmin()
+            counts = np.bincount(fold_of_group[groups], minlength=folds)
+    return fold_of_group
 
 
 def identities(dataset: Any, say: Callable[..., None] = log.debug) -> np.ndarray:
@@ -265,7 +307,7 @@ def identities(dataset: Any, say: Callable[..., None] = log.debug) -> np.ndarray
         if len({*ends}) > 1 or count == 1:
             values = np.array(ends, object)
             known_by = f"the ends of their paths, such as {ends[0]}"
-    say("data.val_fraction: the samples of %s are known by %s", kind, known_by)
+    say("the validation set: the samples of %s are known by %s", kind, known_by)
     return hashed(values)
 
 

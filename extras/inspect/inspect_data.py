@@ -25,14 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data import optional
 from data.errors import explained
-from data.subset import Subset, split
+from data.subset import Fold, Subset, split
 from extras.inspect.findings import SHOWN, Findings, Read
 from extras.inspect.records import Records, image_of
 from loaders import WorkerLoader, available_cores
 from training.build import any_target
 from training.checks import is_stream
 from training.config import ROOT, Config, ConfigError, checked
-from training.datasets import build_data, preprocessing_of, seed_generators
+from training.datasets import build_data, preprocessing_of, seed_generators, take_share
 from training.files import write_whole
 from training.launch import Extras
 from training.page import embedded, write_page
@@ -86,7 +86,8 @@ def configured(overrides: list[str]) -> Config:
 def records_of(config: Config) -> dict[str, Records]:
     """The records of the training and of the test set. The files themselves are read, not a cache of them."""
     data = dict(config.data)
-    for key in ("val_fraction", "collate", "mean", "std"):
+    take_share(data)
+    for key in ("collate", "mean", "std"):
         data.pop(key)
     if data.pop("streaming"):
         raise ConfigError("data.streaming=true: set it to false, to look at each sample")
@@ -105,12 +106,12 @@ def records_of(config: Config) -> dict[str, Records]:
 
 
 def read_all(config: Config, records: dict[str, Records], workers: int) -> Iterator[Read]:
-    """Reads each sample, with a bar. Samples that data.val_fraction splits off are in the set val."""
+    """Reads each sample, with a bar. Samples that are kept for validation are in the set val."""
     with tqdm(total=sum(map(len, records.values())), desc="reading", unit="sample", disable=None) as bar:
         for part, samples in records.items():
             parts = [part] * len(samples)
             if part == "train":
-                for index in validation(samples.dataset, config.data["val_fraction"]):
+                for index in validation(samples.dataset, take_share(dict(config.data))):
                     parts[index] = "val"
             settings: dict[str, Any] = {"num_workers": workers, "collate_fn": list, "seed": config.seed}
             with WorkerLoader[Any](samples, 8, **settings) as loader:
@@ -120,11 +121,11 @@ def read_all(config: Config, records: dict[str, Records], workers: int) -> Itera
                     bar.update(len(batch))
 
 
-def validation(dataset: Any, fraction: float) -> list[int]:
+def validation(dataset: Any, share: float | Fold) -> list[int]:
     """The indices of the samples that training would keep for validation. Those of a mixture are not told apart."""
-    if not fraction and optional(dataset, "is_val") is None:
+    if not share and optional(dataset, "is_val") is None:
         return []
-    _, val = split(dataset, fraction)
+    _, val = split(dataset, share)
     return val.indices.tolist() if isinstance(val, Subset) else []
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data.array_dataset import ArrayDataset
 from data.classes import with_classes
 from data.errors import DataError
-from data.subset import Subset, count_shared, ends_of, hashed, sketch, split, unaugmented
+from data.subset import Fold, Subset, count_shared, ends_of, hashed, sketch, split, unaugmented
 from loaders import ResidentLoader, WorkerLoader, offers
 from tests.data.reading import read_batch, refused
 
@@ -220,6 +220,38 @@ def test_a_stratified_sample_changes_sides_only_if_a_class_would_have_missed_one
         ]
         if all(of_class[4:]):
             assert of_class[0] <= of_class[2] and of_class[1] <= of_class[3]
+
+
+def in_folds(dataset, folds):
+    """The names of the validation samples of each fold."""
+    parts = [sides(dataset, Fold(fold, folds))[1] for fold in range(folds)]
+    assert sum(map(len, parts)) == len(dataset), "each sample validates once"
+    return parts
+
+
+@given(names(300, 400), names(1, 20), st.integers(2, 6), st.booleans())
+def test_folds_have_nearly_one_size_and_a_sample_stays_in_its_own_when_others_come(old, new, folds, has_groups):
+    parts = in_folds(Files(old, "/data/2023", has_groups=has_groups), folds)
+    assert not has_groups or sum(len({name[:2] for name in part}) for part in parts) == len({n[:2] for n in old})
+    again = in_folds(Files([*{*new, *old}], "/elsewhere", has_groups=has_groups), folds)
+    assert has_groups or all(abs(len(part) - len(old) / folds) < 0.25 * len(old) for part in parts)
+    assert all(before <= after for before, after in zip(parts, again, strict=True))
+
+
+@given(names(6, 60), st.integers(2, 6))
+def test_no_fold_is_empty_nor_with_stratify_without_a_class_that_has_a_sample_for_each(texts, folds):
+    if len(texts) < folds:
+        return
+    assert all(in_folds(Files(texts), folds))
+    parts = in_folds(Files(texts, stratify=True), folds)
+    for label in "0123":
+        counts = [sum(name[-1] == label for name in part) for part in parts]
+        assert all(counts) or sum(counts) < folds
+
+
+def test_more_folds_than_samples_are_refused():
+    with refused("data.folds=5 of 4 samples"):
+        split([7] * 4, Fold(0, 5))
 
 
 def test_samples_without_names_are_known_by_their_pixels_or_by_their_position_which_is_said(caplog):

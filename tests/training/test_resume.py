@@ -65,6 +65,7 @@ CONFIGS = {
     "schedule=one_cycle",
     "bf16": "train.precision=bf16 optim=adamw schedule=step schedule.step_size=1",
     "fp16, clip": "train.precision=fp16 train.clip_norm=1",
+    "a fold": "data.folds=3 data.fold=1",
     "val split, mixup, erase": "data.val_fraction=0.25 augment.mixup=0.2 augment.erase=0.5 train.epochs=3",
     "a transform of batches": DARKENED,
     "two optimizers": f"{TWO_PARTS} trainer._target_={EXTENSIONS}.Alternating train.max_steps=13",
