@@ -52,6 +52,7 @@ class Faulty(Images):
             "a wrong label": (image, label + 1),
             "a mask": (image, torch.full((8, 8), label)),
             "three fields": (image, label, 7),
+            "a dict": (image, {"class": label}),
             "no label": (image, None),
             "other test images": (image if self.train else image[:6], label),
             "no channel": (image[..., 0], label),
