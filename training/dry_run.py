@@ -19,7 +19,7 @@ from training.config import ConfigError
 from training.datasets import Datasets
 from training.metrics import Means, joined
 from training.tasks import DIRECTIONS
-from training.trainer import Trainer, evaluating, repeated, rows_of
+from training.trainer import Trainer, copied_buffers, evaluating, repeated, rows_of
 
 log = logging.getLogger(__name__)
 
@@ -192,13 +192,15 @@ def naming_batch(sentence: str, batch: dict[str, Any]) -> Iterator[None]:
 def no_trace(trainer: Trainer) -> Iterator[None]:
     """Sets evaluation mode in the block. Afterwards restores modes and buffers, and clears sums."""
     modules = [*trainer.all_modules.values()]
-    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+    buffers = copied_buffers(modules)
     # Two samples are not worth a minute of compiling.
     eager = torch.compiler.set_stance("force_eager") if trainer.train_config.compile else nullcontext()
     with evaluating(modules), torch.no_grad(), trainer.autocast, eager:
         yield
-    for buffer, before in buffers:
-        buffer.copy_(before)
+    for module, name, buffer, before in buffers:
+        if buffer.shape != before.shape:
+            buffer.resize_(before.shape)  # the observers of torch.ao resize theirs
+        setattr(module, name, buffer.copy_(before))
     trainer.means = Means(trainer.processes)
     trainer.logged = Means(trainer.processes)
     for value in vars(trainer).values():

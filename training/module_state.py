@@ -1,4 +1,4 @@
-"""What the modules and optimizers of a run hold: whether it is finite, and what callbacks have changed of it."""
+"""What the modules and optimizers of a run hold: whether it is finite, and what has changed that no state_dict has."""
 
 import logging
 import math
@@ -27,7 +27,10 @@ class ModuleState:
 
     Settings are the numbers, texts, flags and enums in public attributes of modules, such as `p` of a dropout,
     `training` of a norm, `smoothing` of a task; and which weights are trained. A checkpoint has those that were
-    changed after on_start of the callbacks; a resume sets them again.
+    changed after on_start of the callbacks; a resume sets them again. The same goes for buffers that state_dict leaves
+    out, and for numbers and tensors in attributes of a loss, score or metric that is no module.
+
+    never_finite: "NaN" or "infinity" by the name of each tensor that has some when it is made.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -37,15 +40,19 @@ class ModuleState:
         self._at_start: dict[str, Any] = {}  # the settings
         self._differing: set[str] = set()  # the settings of which a warning said that processes have different ones
         self._has_warned_of_mode = False
-        self._never_finite: set[str] = set()
-        self._never_finite = self.not_finite()
+        self.never_finite = self._broken()
 
     def not_finite(self) -> set[str]:
         """What was finite and is not: "NaN in NAME", "infinity in NAME". Waits for the device.
 
         It looks at weights, dense buffers, also those that are not saved, their mean (EMA), and the optimizers' state.
         """
-        found = set()
+        broken = self._broken().items()
+        return {f"{kind} in {name}" for name, kind in broken if self.never_finite.get(name) != kind}
+
+    def _broken(self) -> dict[str, str]:
+        """What has NaN or infinities, by name: "NaN" or "infinity"."""
+        broken = {}
         tensors: dict[Any, list[tuple[str, Tensor]]] = {}  # one launch for those of a device and dtype
         for name, value in self._numbers():
             if isinstance(value, float):
@@ -57,8 +64,8 @@ class ModuleState:
             norms = torch._foreach_norm([value for _, value in alike], math.inf)
             for (name, _), norm in zip(alike, torch.stack(norms).cpu().tolist(), strict=True):
                 if not math.isfinite(norm):
-                    found.add(f"{'NaN' if math.isnan(norm) else 'infinity'} in {name}")
-        return found - self._never_finite
+                    broken[name] = "NaN" if math.isnan(norm) else "infinity"
+        return broken
 
     def _numbers(self) -> list[tuple[str, Any]]:
         """The values by name in which there may be tensors and numbers."""
@@ -81,13 +88,17 @@ class ModuleState:
 
     def begin(self, altered: dict[str, Any]) -> None:
         """Called after on_start of the callbacks. Sets the settings that a run before this resume had `altered`."""
-        self._at_start = self._settings()
-        owners: dict[str, Any] = {**self._modules(), **dict(self._trainer.named_weights())}
+        self._at_start = self._settings() | self._unsaved()
+        owners: dict[str, Any] = {**self._owners(), **dict(self._trainer.named_weights())}
         for name, value in altered.items():
             path, _, attribute = name.rpartition(".")
             if hasattr(owners.get(path), attribute):
-                kind = type(getattr(owners[path], attribute))
-                setattr(owners[path], attribute, kind(value) if issubclass(kind, Enum) else value)
+                current = getattr(owners[path], attribute)
+                if isinstance(current, Enum):
+                    value = type(current)(value)
+                elif isinstance(value, Tensor):
+                    value = value.to(getattr(current, "device", self._trainer.device))
+                setattr(owners[path], attribute, value)
 
     def warn_of_generators(self, callbacks: dict[str, Any]) -> None:
         """Warns of random generators in attributes of the trainer, its modules and callbacks that do not save them."""
@@ -106,19 +117,20 @@ class ModuleState:
                     )
 
     def altered(self) -> dict[str, Any]:
-        """The settings that were changed since `begin`."""
-        now = self._settings()
-        return {name: now[name] for name, value in self._at_start.items() if now.get(name, value) != value}
+        """The settings, and what no state_dict has, that were changed since `begin`."""
+        now = self._settings() | self._unsaved()
+        return {name: now[name] for name, value in self._at_start.items() if name in now and differ(now[name], value)}
 
     def check(self) -> None:
         """Raises ConfigError for a change that no resume could load, or with which processes train different weights.
 
         Warns of other settings that differ between processes. All of them have to call it.
         """
-        if sorted(map(id, self._parts())) != sorted(map(id, self._parts_at_start)):  # pruning may rename weights
+        if self._parts() != self._parts_at_start:
             raise ConfigError(
-                "a weight, a group of weights or an optimizer was added or replaced after the run was built, so a "
-                "resume could not load it: build it in the network, or in configure_optimizers() of a trainer"
+                "a weight, a buffer, a group of weights or an optimizer was added, renamed or replaced after the run "
+                "was built, so a resume could not load it: build it in the network, or in configure_optimizers() of a "
+                "trainer; after pruning call torch.nn.utils.prune.remove"
             )
         self._check_mode()
         settings = self._settings() | settings_of_groups(self._trainer.optimizers, SAME)
@@ -163,8 +175,47 @@ class ModuleState:
                     settings[f"{path}.{name}"] = setting
         return settings
 
-    def _parts(self) -> list[Any]:
-        """The weights, those in the groups of the optimizers, and the optimizers."""
+    def _owners(self) -> dict[str, Any]:
+        """What may have something that no state_dict has: modules, and the functions of the task."""
+        trainer = self._trainer
+        owners: dict[str, Any] = self._modules()
+        if trainer.ema_model is not None:
+            owners |= trainer.ema_model.named_modules(prefix="ema_model")
+        functions = {"own_loss": trainer.task.own_loss, **trainer.task.extra_scores, **trainer.metrics.by_name}
+        return owners | {f"task.{name}": function for name, function in functions.items()}
+
+    def _unsaved(self) -> dict[str, Any]:
+        """Copies of what no state_dict has, on the CPU."""
+        values: dict[str, Any] = {}
+        for path, owner in self._owners().items():
+            is_module = isinstance(owner, nn.Module)
+            attributes = owner._buffers if is_module else getattr(owner, "__dict__", {})
+            for name in owner._non_persistent_buffers_set if is_module else attributes:
+                value = plain(attributes[name])
+                if isinstance(value, Tensor) and value.layout is torch.strided:
+                    values[f"{path}.{name}"] = value.detach().to("cpu", copy=True)
+                elif type(value) in SETTINGS:
+                    values[f"{path}.{name}"] = value
+        return values
+
+    def _parts(self) -> tuple[Any, ...]:
+        """The weights and the saved buffers by name, the weights in the groups of the optimizers, and the optimizers.
+
+        A weight is told by its identity, and so is an optimizer. Modules may replace their buffers.
+        """
         optimizers = self._trainer.optimizers
         groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
-        return [*(weight for _, weight in self._trainer.named_weights()), *chain(*groups), *optimizers]
+        buffers = {
+            f"{path}.{name}"
+            for path, module in self._modules().items()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        }
+        weights = {name: id(weight) for name, weight in self._trainer.named_weights()}
+        return weights, buffers, sorted(map(id, [*chain(*groups), *optimizers]))
+
+
+def differ(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        return not torch.equal(ours, theirs)
+    return isinstance(ours, Tensor) or isinstance(theirs, Tensor) or ours != theirs

@@ -25,11 +25,11 @@ from training.weights import Weights, read_weights
 
 log = logging.getLogger(__name__)
 
-# Settings that do not change what is trained: they are not compared. Those that do not change the result of a job of a
-# sweep, and those that do not change the steps that a finished run has done.
-NOT_COMPARED = ("train.resume", "callbacks", "loader", "train.num_threads", "train.log_interval", "train.stop_at_nan")
-SAME_JOB = ("train.checkpoint_every", "train.keep_checkpoints", "train.process_timeout", "timing", "device")
-SAME_RESULT = ("train.epochs", "train.max_steps", *SAME_JOB)
+# Settings that change nothing that a run reports: its scores, its speed, its pages. Those that may change for the rest
+# of an unfinished job of a sweep. And those that say how far a run goes: a finished one has gone there.
+OF_FILES = ("train.checkpoint_every", "train.keep_checkpoints", "train.process_timeout", "train.stop_at_nan")
+OF_SPEED = ("loader", "device", "timing", "train.num_threads", "train.log_interval")
+LIMITS = ("train.epochs", "train.max_steps")
 # What may change between two epochs: entries of the loader's state, and of the training set's fingerprint.
 OF_LOADER = ("global_batch_size", "dataset_length", "mixture")
 OF_DATA = ("labels", "first")
@@ -114,7 +114,7 @@ def changes_since(
         ours[key] = loader.get(key)
     changed: dict[str, str] = {}
     for key in theirs | ours:
-        if not key.startswith(NOT_COMPARED) and ours.get(key) != theirs.get(key):
+        if key != "train.resume" and ours.get(key) != theirs.get(key):
             changed[key] = f"{key} is {ours.get(key)}, was {theirs.get(key)}"
     if is_within_epoch and state["loader"].get("dataset_length") != loader.get("dataset_length"):
         return changed
@@ -137,11 +137,12 @@ def check_same_run(folder: Path, changed: dict[str, str], is_job: bool, has_fini
     that run is to be returned. Any other run may continue with what has changed.
     """
     remedy = "train.resume=null to train in this one again"
-    if is_job and (differing := sentences(changed, (*SAME_JOB, *OF_LOADER, *OF_DATA))):
+    of_speed = () if has_finished else OF_SPEED
+    if is_job and (differing := sentences(changed, (*OF_FILES, *OF_LOADER, *OF_DATA, *of_speed))):
         raise ConfigError(
             f"{folder} has a job of other values ({differing}): choose another hydra.sweep.dir, or {remedy}"
         )
-    if has_finished and sentences(changed, SAME_RESULT):
+    if has_finished and sentences(changed, (*OF_FILES, *LIMITS)):
         differing = sentences(changed)
         raise ConfigError(
             f"{folder} has a finished run with other settings ({differing}): choose another folder, or {remedy}"

@@ -28,6 +28,7 @@ def state_of(run: Run) -> dict[str, Any]:
     callbacks = run.callbacks.items()
     return {
         "model": trainer.model.state_dict(),
+        "ema_model": None if trainer.ema_model is None else trainer.ema_model.state_dict(),
         "others": {name: module.state_dict() for name, module in trainer.extra_modules.items()},
         "optimizers": [saved_optimizer(optimizer) for optimizer in trainer.optimizers],
         "own_rates": trainer.has_own_rates,
@@ -108,6 +109,7 @@ def load_state(run: Run, state: dict[str, Any], changed: dict[str, str]) -> None
     for means, sums in zip((trainer.means, trainer.logged), state["means"], strict=True):
         means.load_state_dict(sums)
     run.callback_states = state["callbacks"]
+    run.averaged = state["ema_model"]
     run.altered = state["altered"]
     if "train.freeze" in changed or "train.unfreeze_after" in changed:
         run.altered = {

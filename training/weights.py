@@ -81,10 +81,12 @@ def read_weights(path: Path) -> Weights:
 
 
 def evaluated_weights(state: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights that a run evaluated: their running mean (EMA), if its checkpoint has one."""
-    mean = state["callbacks"].get("ema", {})
-    averaged = {key.removeprefix("module."): value for key, value in mean.items() if key.startswith("module.")}
-    return averaged or state["model"]
+    """The weights that a run evaluated: the average in `trainer.ema_model`, if its checkpoint has one."""
+    weights = state["model"]
+    averaged = state["ema_model"] or weights
+    if averaged.keys() != weights.keys():  # an AveragedModel of torch has them in its module
+        averaged = {name.removeprefix("module."): value for name, value in averaged.items()}
+    return {name: averaged[name] for name in weights if name in averaged}
 
 
 def listed(layers: set[str]) -> str:

@@ -28,6 +28,7 @@ from training.checkpoint import best_or_newest, read_checkpoint
 from training.config import ROOT, Config, ConfigError, checked
 from training.datasets import Datasets
 from training.launch import Extras
+from training.module_state import ModuleState
 from training.processes import Processes
 from training.resume import Origin
 from training.trainer import Trainer
@@ -55,7 +56,8 @@ class FinishedRun:
         self.folder = folder.parent if folder.name == "checkpoints" else folder
         self.config = configured(state["config"], overrides)
         self.data: Datasets
-        loaded = {"pretrained": False} if "pretrained" in self.config.model else {}  # nothing is downloaded
+        # Nothing is downloaded. A text may also choose the network.
+        loaded = {"pretrained": False} if self.config.model.get("pretrained") is True else {}
         self._config = replace(self.config, model=self.config.model | loaded)
         self._processes = Processes(self.config.device, self.config.train)
         replaces_data = any(text.lstrip("+~").startswith("data") for text in overrides)
@@ -96,6 +98,7 @@ class FinishedRun:
                 module.load_state_dict(state["others"][name])
         except (KeyError, RuntimeError) as error:
             raise ConfigError(f"{self.path} does not fit {self}: {' '.join(str(error).split())[:300]}") from error
+        ModuleState(self.trainer).begin(state["altered"])
         self.trainer.progress.step = self.step
         self.trainer.progress.epoch = state["loader"]["epoch"]
         for module in self.trainer.all_modules.values():

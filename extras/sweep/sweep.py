@@ -1,4 +1,4 @@
-"""SweepTable: Hydra's callback, which rewrites a sweep's report (sweep.csv, .md and .png) when one of its jobs ends.
+"""SweepTable: Hydra's callback, which writes a sweep's report (sweep.csv, .md and .png) when jobs end, and at its end.
 
 A job may run in another process or on another machine (hydra/launcher=joblib, submitit_slurm), and its folder may have
 any name. So each job notes its start and end in the file .sweep/NUMBER.json.
@@ -10,6 +10,7 @@ import atexit
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from training.files import write_whole
 from training.processes import rank
 from training.results import sentence_of
 
+REPORTS = 0.02  # share of the time of a sweep that may go into writing its report
+
 
 class SweepTable(Callback):
     """Hydra makes one in the program that was started, and one in each process that runs jobs."""
 
     running: DictConfig | None = None  # the config of the job that this process runs
+    next_report = 0.0  # when time.monotonic() is past it, the end of a job writes the report
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         if rank() == 0:
@@ -43,18 +47,21 @@ class SweepTable(Callback):
         failed = job_return.status == JobStatus.FAILED
         error = str(job_return._return_value) if failed else ""  # the property would raise it
         write_note(config, "failed" if failed else "done", error)
-        if rank() == 0 and (folder_of(config) / NOTES).exists():
+        began = time.monotonic()
+        if rank() == 0 and (folder_of(config) / NOTES).exists() and began >= self.next_report:
             write_report(folder_of(config))  # Hydra turns an error of a callback into a warning
+            ended = time.monotonic()
+            self.next_report = ended + (ended - began) / REPORTS
 
     def _end(self, folder: Path) -> None:
-        """Prints the report, also after Ctrl-C, and if jobs failed."""
+        """Prints and writes the report, also after Ctrl-C, and if jobs failed."""
         error = getattr(sys, "last_value", None)
         if self.running is not None and error is not None:  # under torchrun, where a job that fails ends the program
             write_note(self.running, "failed", sentence_of(error))
-            write_report(folder)
         sweep = Sweep(folder)
         if sweep.jobs:
             print(sweep.text())
+            write_report(folder)
 
 
 def folder_of(config: DictConfig) -> Path:

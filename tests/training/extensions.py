@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import IterableDataset, get_worker_info
 
 from data.errors import DataError
@@ -411,6 +412,16 @@ class Alters:
         else:
             network.second.eval()
             network.sums = run.progress.epoch == 2
+
+
+class Averages:
+    """Evaluates an average of the weights, as torch computes it."""
+
+    def on_start(self, run):
+        run.trainer.ema_model = AveragedModel(run.trainer.model)
+
+    def on_step(self, run):
+        run.trainer.ema_model.update_parameters(run.trainer.model)
 
 
 class Budget:

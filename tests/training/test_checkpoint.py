@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import resource
+from contextlib import nullcontext
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.data.reading import refused
 from training.checkpoint import KEYS, Checkpoints
 from training.config import checked
 from training.processes import Processes
-from training.resume import choose_origin
+from training.resume import changes_since, check_same_run, choose_origin
 
 
 def checkpoints(folder, keep=2, interval=(inf, inf)):
@@ -147,6 +148,39 @@ def test_what_an_earlier_version_has_frozen_is_a_setting_that_was_altered(tmp_pa
     }
 
 
+def test_the_average_of_the_weights_of_an_earlier_version_is_read(tmp_path):
+    ema = {"n_averaged": torch.tensor(3), "module.weight": torch.ones(1)}
+    rest = {name: value for name, value in state(1).items() if name != "ema_model"}
+    checkpoints(tmp_path).save(rest | {"callbacks": {"ema": ema}})
+    assert choose_origin(tmp_path, SimpleNamespace(resume="auto")).state["ema_model"] == {"weight": torch.ones(1)}
+
+
+SAME, LATER, OTHER = "same", "an unfinished one goes on", "another run"
+
+
+@pytest.mark.parametrize(
+    ("key", "of_job", "of_run"),
+    [
+        ("train.keep_checkpoints", SAME, SAME),
+        ("train.epochs", OTHER, SAME),
+        ("loader.name", LATER, OTHER),
+        ("device", LATER, OTHER),
+        ("callbacks.ema.decay", OTHER, OTHER),
+        ("optim.lr", OTHER, OTHER),
+    ],
+)
+def test_a_run_is_this_one_if_nothing_differs_that_it_reports(tmp_path, key, of_job, of_run):
+    changed = changes_since(
+        {"config": {key: 1, "train.resume": "x"}, "loader": {"samples": 0}, "data": {"labels": 0, "first": []}},
+        *({key: 2}, {}, {"labels": 0, "first": []}),
+    )
+    for is_job, expected in ((True, of_job), (False, of_run)):
+        for has_finished in (True, False):
+            is_refused = (expected == OTHER and (is_job or has_finished)) or (expected == LATER and has_finished)
+            with refused(f"{key} is 2, was 1") if is_refused else nullcontext():
+                check_same_run(tmp_path, changed, is_job, has_finished)
+
+
 class Code:
     def __reduce__(self):
         return eval, ("__import__('os').environ.__setitem__('RAN', '1')",)
@@ -166,7 +200,7 @@ def test_weights_are_evaluated_with_their_running_mean_and_both_are_saved(tmp_pa
     train(tmp_path / "plain")
     mean, plain = (checkpoint(tmp_path / name) for name in ("mean", "plain"))
     assert torch.equal(mean["model"]["2.weight"], plain["model"]["2.weight"]), "training is the same"
-    assert not torch.equal(mean["callbacks"]["ema"]["module.2.weight"], mean["model"]["2.weight"])
+    assert not torch.equal(mean["ema_model"]["2.weight"], mean["model"]["2.weight"])
     scores = [[line.get("test_loss") for line in metrics(tmp_path / name)] for name in ("mean", "plain")]
     assert scores[0] != scores[1], "evaluation is not"
 

@@ -200,6 +200,29 @@ def test_an_attribute_of_a_trainer_that_training_uses_is_refused_by_its_name(tmp
         train(tmp_path, f"trainer._target_={__name__}.Renames +trainer.name={name} +trainer.early={early}")
 
 
+METHODS = {
+    "evaluate": lambda outputs, labels: {},
+    "log": lambda text: None,
+    "loss_of": lambda outputs, labels: 0,
+    "backward": "not a method",
+    "training_step": lambda batch, batch_idx: 0,
+}
+
+
+class Means(Trainer):
+    """Has a method of its own by the name of one of ours."""
+
+    def __init__(self, *arguments, name):
+        super().__init__(*arguments)
+        setattr(self, name, METHODS[name])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_cannot_be_called_as_ours_is_refused_by_its_name(tmp_path, error, name):
+    with error(rf"Means\.{name}: .*choose another name"):
+        train(tmp_path, f"trainer._target_={__name__}.Means +trainer.name={name}")
+
+
 class Overflowing(Trainer):
     """No gradient is finite, though each loss is."""
 

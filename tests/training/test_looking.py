@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim import SGD
 from torch.utils.data import default_collate
 
@@ -81,6 +82,7 @@ def test_workers_get_the_attributes_of_a_dataset_that_a_callback_has_changed(tmp
 ADDED: dict[str, Callable[[Any], Any]] = {
     "a module": lambda run: setattr(run.trainer.model, "more", nn.Linear(2, 2)),
     "another weight": lambda run: setattr(run.trainer.model.first[1], "bias", nn.Parameter(torch.zeros(10))),
+    "a mask of pruning": lambda run: prune.identity(run.trainer.model.first[1], "weight"),
     "a module of the trainer": lambda run: setattr(run.trainer, "teacher", deepcopy(run.trainer.model)),
     "a group": lambda run: run.trainer.optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(1))]}),
     "an optimizer": lambda run: setattr(run.trainer, "optimizers", [SGD(run.trainer.model.parameters())]),
@@ -97,7 +99,7 @@ class Adds:
 @pytest.mark.parametrize("at", ["on_start", "on_epoch_end"])
 @pytest.mark.parametrize("what", ADDED)
 def test_a_callback_may_not_add_or_replace_what_a_resume_could_not_load(tmp_path, error, what, at):
-    with error("added or replaced", "configure_optimizers"):
+    with error("renamed or replaced", "configure_optimizers"):
         train(tmp_path, TWO_PARTS, f"+callbacks.adds={{_target_: {__name__}.Adds, what: {what}, at: {at}}}")
 
 

@@ -111,7 +111,7 @@ def test_a_run_begins_with_the_evaluated_weights_of_an_earlier_runs_best_checkpo
     features = [name for name in ours if name.startswith("features.") and not name.endswith("num_batches_tracked")]
     assert len(features) > 10 and ours["classifier.weight"].shape == (4, 8)
     for name in features:
-        assert torch.equal(ours[name], best["callbacks"]["ema"][f"module.{name}"])
+        assert torch.equal(ours[name], best["ema_model"][name])
         assert "running" in name or not torch.equal(ours[name], best["model"][name])
 
 

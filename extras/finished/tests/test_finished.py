@@ -19,7 +19,7 @@ from extras.finished import evaluate, export, predict
 from extras.finished.evaluation import MISTAKES, Evaluation
 from extras.finished.finished_run import FinishedRun
 from extras.finished.samples import ImageFiles, Samples, batches_of, name_of
-from tests.configs import EXTENSIONS, composed, summary_of, train
+from tests.configs import EXTENSIONS, TWO_PARTS, composed, summary_of, train
 from tests.data.fakes import write_fashion, write_images, write_table
 from tests.data.reading import refused
 from train import train_model
@@ -159,10 +159,19 @@ def test_an_evaluation_is_on_the_page_of_the_run(tmp_path):
     assert result["mistakes"] and all(classes[row["file"]] == row["predicted"] for row in result["mistakes"])
 
 
+class Wide(nn.Sequential):
+    def __init__(self, num_classes, in_channels, image_size, pretrained="wide", **_):
+        width = {"narrow": 2, "wide": 4}[pretrained]
+        super().__init__(nn.Flatten(), nn.Linear(in_channels * image_size**2, width), nn.Linear(width, num_classes))
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
         "callbacks.ema.decay=0.9",  # the mean of the weights was evaluated
+        f"+callbacks.averages._target_={EXTENSIONS}.Averages",
+        f"{TWO_PARTS} train.epochs=2 +callbacks.alters._target_={EXTENSIONS}.Alters",
+        "model._target_=extras.finished.tests.test_finished.Wide +model.pretrained=narrow",  # a text is no switch
         f"trainer._target_={EXTENSIONS}.Beside task.metric=loss",
         "schedule.every=epoch train.max_steps=1",  # fewer steps than epochs
     ],

@@ -2,13 +2,18 @@
 
 import atexit
 import csv
+import itertools
 import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
 
+from extras.sweep import sweep
 from extras.sweep.report import NOTES, Sweep, write_report
 from tests.configs import CONF, FAST, separate
 from training.files import write_whole
@@ -35,6 +40,19 @@ def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, pyt
     assert "loader.num_workers=0" in report.partition("Use it by\n  python train.py ")[2].splitlines()[0]
 
 
+def test_the_report_takes_a_small_share_of_the_time_of_a_sweep_of_many_jobs(tmp_path, monkeypatch):
+    seconds = itertools.count(step=0.5)
+    written = []
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(sweep, "write_report", written.append)
+    hydra = {"mode": "RUN", "runtime": {"cwd": str(tmp_path)}, "sweep": {"dir": "."}}
+    (tmp_path / NOTES).mkdir()
+    reports = sweep.SweepTable()
+    for _ in range(100):
+        reports.on_job_end(OmegaConf.create({"hydra": hydra}), JobReturn(status=JobStatus.COMPLETED))
+    assert len(written) == 2, "each takes half a second of 50 seconds"
+
+
 class Stopped:
     """A callback that fails, in a process that torchrun then stops."""
 
@@ -52,8 +70,8 @@ FAILING = [
 @pytest.mark.parametrize(("override", "error"), FAILING)
 def test_a_job_that_fails_under_torchrun_is_listed_with_its_error(tmp_path, python, bound, override, error):
     environment = {**os.environ, "WORLD_SIZE": "2", "RANK": "0"}
-    sweep = [*(text for text in SWEEP if "num_workers" not in text), "seed=0,1", override]
-    done = python.run(CONF.parent / "train.py", "-m", *FAST, *sweep, cwd=tmp_path, env=environment, timeout=bound)
+    settings = [*(text for text in SWEEP if "num_workers" not in text), "seed=0,1", override]
+    done = python.run(CONF.parent / "train.py", "-m", *FAST, *settings, cwd=tmp_path, env=environment, timeout=bound)
     (row,) = csv.DictReader((tmp_path / "there" / "sweep.csv").read_text().splitlines())
     assert row["status"] == "failed" and error in row["error"]
     assert done.returncode == 1 and "1 failed" in done.stdout
