@@ -240,8 +240,9 @@ def parts_of(value: Any) -> list[Any]:
     if is_long(value):  # garbage collection does not track tuples and dicts that hold only plain objects
         items = [part for part in items_of(value) if type(part) not in PLAIN]
         return [part for part in items if type(part) not in (tuple, dict) or gc.is_tracked(part)][:INSIDE]
-    with suppress(AttributeError):
-        object.__getattribute__(value, "__dict__")  # else Python makes it later, and other objects would be found then
+    if type(value).__dictoffset__:
+        with suppress(AttributeError):
+            object.__getattribute__(value, "__dict__")  # else Python makes it later, which would look like a change
     return gc.get_referents(value)
 
 
