@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ class Bar(NamedTuple):
 
     label: str
     mark: str  # a key of COLORS
-    speed: tuple[float, float, float]  # in images/s: the value, and the lowest and the highest that were measured
+    measured: tuple[float, float, float] | None  # images/s or a score: the value, and the ends of its range
     text: str  # beside the bar
 
 
@@ -33,7 +33,7 @@ def draw_bars(title: str, bars: list[Bar], ceiling: float | None) -> bytes:
     if ceiling:
         heading += f"\ndashed: {ceiling:,.0f} if data were free"
         axes.axvline(ceiling, color=INK, linestyle="--", linewidth=1.2)
-    values, lows, highs = np.array([bar.speed for bar in bars]).T
+    values, lows, highs = np.array([bar.measured or (0.0, 0.0, 0.0) for bar in bars]).T
     colors = [COLORS[bar.mark] for bar in bars]
     ranges = (values - lows, highs - values)
     drawn = axes.barh(range(len(bars)), values, 0.72, color=colors, xerr=ranges, ecolor=RANGE)
@@ -41,6 +41,26 @@ def draw_bars(title: str, bars: list[Bar], ceiling: float | None) -> bytes:
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_title(heading, loc="left", fontsize=10.5)
     axes.set_xlim(0, 1.3 * max(ceiling or 0.0, *highs, 1.0))
+    label_rows(axes, bars)
+    return png(figure)
+
+
+def draw_scores(title: str, heading: str, bars: list[Bar]) -> bytes:
+    """A PNG with a point for each setting, on an axis that need not begin at 0, and its range as a line."""
+    figure = new_figure(title, 11, 1.5 + 0.28 * len(bars))
+    axes = figure.subplots()
+    axes.margins(x=0.08)
+    for row, bar in enumerate(bars):
+        value, low, high = bar.measured or (np.nan, np.nan, np.nan)
+        axes.plot((low, high), (row, row), color=RANGE, linewidth=1.5)
+        axes.plot(value, row, "o", markersize=8, color=COLORS[bar.mark])
+        axes.text(1.01, row, bar.text, transform=axes.get_yaxis_transform(), va="center", parse_math=False)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_title(heading, loc="left", fontsize=10.5, parse_math=False)
+    label_rows(axes, bars)
+    return png(figure)
+
+
+def label_rows(axes: Any, bars: list[Bar]) -> None:
     axes.set_yticks(range(len(bars)), [shorten(bar.label, 60) for bar in bars], parse_math=False)
     axes.set_ylim(len(bars) - 0.4, -0.6)  # from the top down
-    return png(figure)

@@ -1,13 +1,15 @@
 """The report of a sweep: a table and a picture of all its settings, and which setting to use.
 
-Jobs that differ only in `seed` repeat one setting; the table has their medians. Settings whose ranges overlap count as
-equal, and the report names the simplest of them.
+Jobs that differ only in REPEATS repeat one setting. A sweep over how data are loaded is about speed: the table has the
+medians, settings whose ranges overlap count as equal, and the report names the simplest of them. Any other sweep is
+about the score: the table has the mean and standard deviation, and the best setting first.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import shlex
 import statistics
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from data.errors import DataError
-from extras.sweep.picture import Bar, draw_bars
+from extras.sweep.picture import Bar, draw_bars, draw_scores
 from training.files import read_json, write_whole
 from training.page import embedded, write_page
 from training.table import table
@@ -28,6 +30,7 @@ SIMPLEST = ("torch", "threads", "workers", "prefetch", "resident")  # the loader
 SPEED = "images_per_second"
 WAITING = "data_wait_fraction"
 SPEED_ONLY = {"loader", "device", "timing", "logger", "callbacks"}  # sections that do not change what a job learns
+REPEATS = {"seed", "data.fold", "data.folds"}
 METRICS = {  # keys of summary.json, their headings in the table, and how their values are written there
     SPEED: ("images/s", "{:,.0f}"),
     WAITING: ("waiting", "{:.1%}"),
@@ -47,7 +50,7 @@ class Job:
         self.status = status
         self.error = error
         self.values = dict(text.partition("=")[::2] for text in overrides)
-        self.setting = tuple(text for text in overrides if not text.startswith("seed="))
+        self.setting = tuple(text for text in overrides if text.partition("=")[0] not in REPEATS)
         self.summary: dict[str, Any] = {}
         if status == "done":
             self._read_summary()
@@ -67,7 +70,7 @@ class Job:
 
 
 class Spread(NamedTuple):
-    """The median of a setting's numbers, the lowest and the highest."""
+    """The middle of a setting's numbers, and their range."""
 
     value: float
     low: float
@@ -78,7 +81,7 @@ class Spread(NamedTuple):
 
 
 class Setting:
-    """One or more jobs whose overrides are the same, except for the seed."""
+    """One or more jobs whose overrides are the same, except for REPEATS."""
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
@@ -98,6 +101,15 @@ class Setting:
         quartiles = self.summary.get(f"{key}_quartiles") or []
         measured = [*values, *quartiles] if len(self.jobs) == 1 else values
         return Spread(statistics.median(values), min(measured), max(measured))
+
+    def score_of(self, key: str) -> Spread | None:
+        """The mean of the jobs' scores, with the standard deviation on both sides, 0 of one. None without a score."""
+        values = [job.summary[key] for job in self.jobs if job.summary.get(key) is not None]
+        if not values:
+            return None
+        mean = statistics.fmean(values)
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        return Spread(mean, mean - deviation, mean + deviation)
 
     def complexity(self) -> tuple[float, ...]:
         """A sort key, the smallest for the simplest setting: its loader, workers, number of overrides, first job."""
@@ -122,11 +134,17 @@ class Sweep:
         self.keys = self._varying_keys()
         summary = next((job.summary for job in self.jobs if job.summary), {})
         self.score = summary.get("score", "test_accuracy")
+        self.score_key = "best_score" if "best_score" in summary else self.score
         self.sign = -1 if summary.get("lower_is_better") else 1
-        self.metrics = METRICS | {self.score: (self.score.removeprefix("test_"), "{:.4f}")}
-        self.sections = {key.lstrip("+").partition(".")[0] for key in self.keys} - {"seed"}
+        self.sections = {key.lstrip("+").partition(".")[0] for key in self.keys if key not in REPEATS}
+        repeats_alone = bool(self.keys) and not self.sections
+        self.is_about_score = repeats_alone or not self.sections <= SPEED_ONLY
+        scores = {self.score_key: (self.score.removeprefix("test_"), "{:.4f}")}
+        self.metrics = scores | METRICS if self.is_about_score else METRICS | scores
         self.ceiling = self._ceiling()
-        self.fastest = self.best(SPEED)
+        self.best = self._best()
+        if self.is_about_score:
+            self.settings.sort(key=self._rank)
 
     def _varying_keys(self) -> list[str]:
         """The overridden keys whose values differ between the jobs, in the order of their first use."""
@@ -141,35 +159,50 @@ class Sweep:
         values = [speed.value for speed in speeds if speed is not None]
         return max(values, default=None) if self.sections <= {"loader"} else None
 
-    def best(self, key: str, sign: int = 1) -> list[Setting]:
-        """The setting with the best number under `key`, and those that are equal to it, the simplest one first."""
-        ranges: dict[Setting, Spread] = {}
-        for setting in self.settings:
-            numbers = setting.numbers_of(key)
-            if numbers is not None and not setting.is_free:
-                ranges[setting] = numbers
-        best = max(ranges.values(), key=lambda numbers: sign * numbers.value, default=Spread(0.0, 0.0, 0.0))
-        equal = [setting for setting, numbers in ranges.items() if numbers.overlaps(best)]
-        return sorted(equal, key=Setting.complexity)
+    def headline(self, setting: Setting) -> Spread | None:
+        """What the sweep is about: the setting's score, or its speed. None if it was not measured."""
+        return setting.score_of(self.score_key) if self.is_about_score else setting.numbers_of(SPEED)
+
+    def _rank(self, setting: Setting) -> float:
+        """A sort key, the smallest for the best setting."""
+        measured = self.headline(setting)
+        sign = self.sign if self.is_about_score else 1
+        return math.inf if measured is None or setting.is_free else -sign * measured.value
+
+    def _best(self) -> list[Setting]:
+        """The best setting and those that are equal to it: first the one to use, the simplest of the fastest."""
+        ranked = [setting for setting in sorted(self.settings, key=self._rank) if self._rank(setting) < math.inf]
+        ranges = [spread for setting in ranked if (spread := self.headline(setting))]
+        equal = [setting for setting, spread in zip(ranked, ranges, strict=True) if spread.overlaps(ranges[0])]
+        return equal if self.is_about_score else sorted(equal, key=Setting.complexity)
 
     def mark(self, setting: Setting) -> str:
-        """ ">" for the setting to use, "=" for those that are as fast, else " "."""
-        if setting not in self.fastest:
+        """ ">" for the setting to use, "=" for those that are equal, else " "."""
+        if setting not in self.best:
             return " "
-        return ">" if setting is self.fastest[0] else "="
+        return ">" if setting is self.best[0] else "="
 
     def cell(self, setting: Setting, key: str) -> str:
-        numbers = setting.numbers_of(key)
+        is_score = key == self.score_key
+        numbers = setting.score_of(key) if is_score else setting.numbers_of(key)
         _, form = self.metrics[key]
-        return form.format(numbers.value) if numbers else "-"
+        if numbers is None:
+            return "-"
+        text = form.format(numbers.value)
+        count = sum(job.summary.get(key) is not None for job in setting.jobs)
+        if is_score and len(setting.jobs) > 1:
+            text += f" +- {form.format(numbers.high - numbers.value)}"
+            if count < len(setting.jobs):
+                text += f" ({count} of {len(setting.jobs)})"
+        return text
 
     def label(self, jobs: list[Job]) -> str:
         """The values of the keys that vary, such as "job 2 (loader=torch num_workers=2)"."""
         values = jobs[0].values
-        keys = [key for key in self.keys if key in values and key != "seed"]
+        keys = [key for key in self.keys if key in values and (len(jobs) == 1 or key not in REPEATS)]
         settings = " ".join(f"{key.rpartition('.')[2]}={values[key]}" for key in keys)
         name = f"{len(jobs)} runs" if len(jobs) > 1 else f"job {jobs[0].number}"
-        return f"{name} ({settings})"
+        return f"{name} ({settings})" if settings else name
 
     def text(self) -> str:
         """The report for a terminal: the table, the best setting with its command, and the jobs that are not done."""
@@ -190,33 +223,32 @@ class Sweep:
         for key, (heading, _) in self.metrics.items():
             columns.append([heading, *(self.cell(setting, key) for setting in settings)])
         columns.append(["status", *(setting.status for setting in settings)])
-        return [column for column in columns if column[0] != "seed" and set(column[1:]) != {"-"}]
+        single = len(self.settings) == len(self.jobs)
+        hidden = set() if single else REPEATS
+        return [column for column in columns if column[0] not in hidden and set(column[1:]) != {"-"}]
 
     def _table(self) -> list[str]:
         marks = [" ", *map(self.mark, self.settings)]
         return [f"{mark} {line}".rstrip() for mark, line in zip(marks, table(self.columns()), strict=True)]
 
     def advice(self) -> list[str]:
-        """Sentences and commands: the fastest setting, and the one with the best score if that is another."""
-        lines = []
-        fastest = self.fastest[0] if self.fastest else None
-        if fastest and (speed := fastest.numbers_of(SPEED)):
+        """A sentence with the setting to use, and its command."""
+        if not self.best:
+            return []
+        first = self.best[0]
+        speed = first.numbers_of(SPEED)
+        labels = "; ".join(self.label(setting.jobs) for setting in self.best)
+        equal = f", and equal within their ranges: {labels}.\nThe" if len(self.best) > 1 else ""
+        if self.is_about_score:
+            title = f"Best score{equal} first of them" if equal else "Best score"
+            figures = f"{self.score} {self.cell(first, self.score_key)}"
+        elif speed:
+            title = f"Fastest{equal} simplest of them" if equal else "Fastest"
             figures = f"{speed.value:,.0f} images/s ({speed.low:,.0f} to {speed.high:,.0f})"
-            figures += f", {self.cell(fastest, WAITING)} of the time spent waiting for data"
+            figures += f", {self.cell(first, WAITING)} of the time spent waiting for data"
             if self.ceiling:
                 figures += f"; instant loading: {self.ceiling:,.0f} images/s"
-            lines += self._named("Fastest", self.fastest, figures)
-        best = [] if self.sections <= SPEED_ONLY else self.best(self.score, self.sign)
-        if best and fastest not in best:
-            lines += self._named("Best score", best, f"{self.score} {self.cell(best[0], self.score)}")
-        return lines
-
-    def _named(self, title: str, equal: list[Setting], figures: str) -> list[str]:
-        """A sentence with the simplest of `equal` settings, and its command."""
-        if len(equal) > 1:
-            labels = "; ".join(self.label(setting.jobs) for setting in equal)
-            title = f"{title}, and equal within their ranges: {labels}.\nThe simplest of them"
-        return ["", f"{title}: job {equal[0].numbers}, {figures}. Use it by", f"  {equal[0].command}"]
+        return ["", f"{title}: job {first.numbers}, {figures}. Use it by", f"  {first.command}"]
 
     def csv(self) -> str:
         """A row per job, with the full names of all keys, including the seed."""
@@ -230,16 +262,21 @@ class Sweep:
         return text.getvalue()
 
     def picture(self) -> bytes:
-        """A PNG with a bar per setting; free data are a dashed line."""
-        title = f"Fastest: {self.label(self.fastest[0].jobs)}" if self.fastest else "No job measured its speed"
-        if len(self.fastest) > 1:
-            title += f", the simplest of {len(self.fastest)} that are equally fast"
-        with_bars = [setting for setting in self.settings if self.ceiling is None or not setting.is_free]
+        """A PNG with a row per setting; free data are a dashed line."""
+        about, keys = ("Best score", [self.score_key]) if self.is_about_score else ("Fastest", [SPEED, WAITING])
+        title = f"{about}: {self.label(self.best[0].jobs)}" if self.best else "No job has a result yet"
+        if len(self.best) > 1:
+            one = "best mean" if self.is_about_score else "simplest"
+            title += f", the {one} of {len(self.best)} that are equal within their ranges"
+        shown = [setting for setting in self.settings if self.ceiling is None or not setting.is_free]
         bars = []
-        for setting in with_bars or self.settings:
-            speed = setting.numbers_of(SPEED)
-            text = f"{self.cell(setting, SPEED)}, {self.cell(setting, WAITING)}" if speed else setting.status
-            bars.append(Bar(self.label(setting.jobs), self.mark(setting), speed or Spread(0.0, 0.0, 0.0), text))
+        for setting in shown or self.settings:
+            measured = self.headline(setting)
+            text = ", ".join(self.cell(setting, key) for key in keys) if measured else setting.status
+            bars.append(Bar(self.label(setting.jobs), self.mark(setting), measured, text))
+        if self.is_about_score:
+            direction = "less" if self.sign < 0 else "more"
+            return draw_scores(title, f"{self.score}, with its standard deviation ({direction} is better)", bars)
         return draw_bars(title, bars, self.ceiling)
 
 
@@ -252,7 +289,7 @@ def write_report(folder: Path) -> None:
     written = ""
     while (sweep := Sweep(folder)).csv() != written:
         written = sweep.csv()
-        page = f"# Sweep {folder.name}\n\n```\n{sweep.text()}\n```\n\n![Speed of each setting](sweep.png)\n"
+        page = f"# Sweep {folder.name}\n\n```\n{sweep.text()}\n```\n\n![The result of each setting](sweep.png)\n"
         write_whole(folder / "sweep.csv", written)
         write_whole(folder / "sweep.md", page)
         picture = sweep.picture()

@@ -404,6 +404,7 @@ def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_eval
     assert logged(tmp_path, "step", "val_accuracy") == [3, 6]
     assert logged(tmp_path, "step", "test_accuracy") == [6]
     assert summary["score"] == "val_accuracy" and {"test_accuracy", "val_loss"} <= summary.keys()
+    assert summary["best_score"] == max(logged(tmp_path, "val_accuracy"))
 
 
 def test_an_evaluation_may_be_of_some_steps_only_and_a_stream_has_epochs_of_as_many_steps_as_it_is_told(tmp_path):

@@ -50,6 +50,7 @@ def test_the_best_checkpoint_is_the_best_in_the_direction_that_is_known_or_given
     values = {line["step"]: line[name] for line in metrics(tmp_path) if name in line}
     assert summary["lower_is_better"] is lower and len(values) == 3 and "test_accuracy" in summary
     values = {step: value for step, value in values.items() if value is not None}  # NaN is never the best
+    assert "best_score" not in summary, "which the test set would have chosen"
     assert checkpoint(tmp_path, "best")["step"] == (min if lower else max)(values, key=values.get)
 
 

@@ -107,6 +107,13 @@ FASTER = {"images_per_second": 1010, "images_per_second_quartiles": [1000, 1010,
 SIMPLER = {"images_per_second": 995, "images_per_second_quartiles": [980, 995, 1005]}
 LOWER = {"score": "test_mae", "lower_is_better": True, "test_mae": 0.3}
 ERRORS = [("optim.lr=1", FASTER | LOWER), ("optim.lr=2", {"images_per_second": 9, "test_mae": 0.2})]
+VALIDATED = {"score": "val_accuracy", "val_accuracy": 0.1}
+FOLDS = [
+    (f"data.folds=3 data.fold={fold} optim.lr={lr}", VALIDATED | {"images_per_second": 9, "best_score": score})
+    for lr, scores in {0.1: (0.7, 0.8, 0.9), 0.2: (0.5, 0.5, None)}.items()
+    for fold, score in enumerate(scores)
+]
+WIDE = [(f"optim.lr={lr} seed={seed}", {"test_accuracy": 0.1 * lr + 0.5 * seed}) for lr in (1, 2) for seed in (0, 1)]
 SWEEPS = [  # jobs, what the report says, what it does not say
     (MIXED, "\n  python train.py loader=prefetch loader.num_workers=0 train.epochs=1\n", "Best score"),
     (MIXED, "\nFailed: job 1 (loader=torch num_workers=2): no memory is left\n", ""),
@@ -118,6 +125,13 @@ SWEEPS = [  # jobs, what the report says, what it does not say
     (REPEATS, "\n  python train.py loader=workers", ""),
     ([("loader=prefetch", FASTER), ("loader=torch", SIMPLER)], "The simplest of them: job 1, 995 images/s", ""),
     ([("data.root='/a/$HOME'", 1.0)], "\n  python train.py 'data.root='\"'\"'/a/", ""),
+    (ERRORS, "\n>   1         2  0.2000         9 ", "images/s ("),
+    (FOLDS, "\n> 0, 1, 2       0.1           0.8000 +- 0.1000 ", "data.fold "),
+    (FOLDS, "\n  3, 4, 5       0.2  0.5000 +- 0.0000 (2 of 3)", ""),
+    (FOLDS, "Best score: job 0, 1, 2, val_accuracy 0.8000 +- 0.1000. Use it by\n  python train.py optim.lr=0.1\n", ""),
+    (FOLDS[:3], "\nBest score: job 0, 1, 2, val_accuracy 0.8000 +- 0.1000.", ""),
+    (WIDE, "Best score, and equal within their ranges: 2 runs (lr=2); 2 runs (lr=1).\n", ""),
+    (WIDE, "\nThe first of them: job 2, 3, test_accuracy 0.4500 +- 0.3536. Use it by\n", ""),
     (ERRORS, "Best score: job 1, test_mae 0.2000. Use it by\n  python train.py optim.lr=2", ""),
     ([("loader=torch", 1101), ("loader=workers", FASTER | {"test_accuracy": 0.95})], "Fastest: job 0", "Best score"),
     ([("loader=prefetch", 910), ("loader=torch", 455), ("loader=cached", 1000)], "instant loading: 1,000 im", ""),
@@ -152,7 +166,7 @@ def test_the_page_has_the_table_escaped_the_picture_and_links_to_the_pages_of_th
     text = (jobs / "sweep.html").read_text()
     assert "<td>&lt;b&gt;</td>" in text and "it broke &amp; failed" in text and "<b>" not in text
     assert '<td class="number">1,000</td>' in text and '<th class="number">images/s</th>' in text
-    assert '<tr class="fastest">' in text and text.count('src="data:image/png;base64,') == 1
+    assert '<tr class="best">' in text and text.count('src="data:image/png;base64,') == 1
     assert '<a href="job%200/report.html">job 0</a>' in text and "job%201" not in text
 
 
@@ -161,7 +175,7 @@ def test_a_job_that_ends_while_another_writes_the_report_is_in_it(tmp_path, monk
         add_job(tmp_path, 1, "seed=1", 1000.0)
         return b"a picture"
 
-    monkeypatch.setattr("extras.sweep.report.draw_bars", draw)
+    monkeypatch.setattr("extras.sweep.report.draw_scores", draw)
     write_report(made(tmp_path, [("seed=0", 1000.0), ("seed=1", None)]))
     rows = csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines())
     assert [(row["job"], row["status"]) for row in rows] == [("0", "done"), ("1", "done")]
