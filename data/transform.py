@@ -194,7 +194,7 @@ class ImageDataset:
     """
 
     has_one_size = False
-    sizes: tuple[str, ...] = ("image_shape",)  # the attributes that the step center_crop depends on
+    _sizes: tuple[str, ...] = ("image_shape",)  # the attributes that the step center_crop depends on
     classes: tuple[str, ...]
     labels: np.ndarray
     image_shape: tuple[int, ...]
@@ -284,7 +284,7 @@ class ImageDataset:
         is_own = kind.prepare is ImageDataset.prepare and kind.__getitem__ is ImageDataset.__getitem__
         if not is_own or self.test_transform.steps != ["center_crop"]:
             return None
-        return {name: getattr(self, name) for name in self.sizes}
+        return {name: getattr(self, name) for name in self._sizes}
 
     def without_augmentation(self) -> Any:
         plain = copy(self)

@@ -192,6 +192,19 @@ def test_new_images_and_samples_without_augmentation_get_the_test_transform(fold
         assert offers(fast, "read_batch") and fast[1]["image"].shape == make(False)[1]["image"].shape
 
 
+def test_only_our_own_center_crop_alone_is_described_by_values(folder):
+    crops = {"image_size": 224, "test_crop": 0.875, "interpolation": "bilinear", "stored_as": (None, "bilinear")}
+    for make, values in ((arrays, {"image_shape": (12, 10, 3)}), (folder, crops)):
+        dataset = make(True, transform=["crop", "trivial"])
+        assert dataset.prepared_by == values
+        for steps in (["center_crop", "flip"], ["crop"], ["center_crop", lambda image: image]):
+            assert make(False, test_transform=steps).prepared_by is None
+        for name in ("prepare", "__getitem__"):
+            own = type("Own", (type(dataset),), {name: lambda self, image: image})
+            dataset.__class__ = own
+            assert dataset.prepared_by is None, name
+
+
 def test_a_transform_cannot_change_the_dataset():
     dataset = arrays(transform=["crop", "flip", lambda image: image.fill_(7)])
     before = dataset.images.copy()

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
 from data.array_dataset import ArrayDataset
+from data.errors import DataError
 from tests.configs import IMAGES, MIXTURE, checkpoint, train
 from tests.data.fakes import noise
 from tests.data.reading import refused
@@ -27,6 +29,27 @@ class Tinted(ArrayDataset):
         return pixels.mean((0, 1, 2)), pixels.std((0, 1, 2))
 
 
+class Stream(IterableDataset):
+    """The images of Tinted, shared out to the workers."""
+
+    classes = ("a", "b")
+
+    def __init__(self, train, **_):
+        self.images = Tinted(train)
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        yield from (self.images[index] for index in range(first, len(self.images), step))
+
+
+class Damaged(Tinted):
+    def __getitem__(self, index):
+        if index % 4 == 3:
+            raise DataError(f"{index} is damaged")
+        return super().__getitem__(index)
+
+
 class OwnMean(Tinted):
     def __init__(self, train, mean=(0.5,), **_):
         super().__init__(train)
@@ -47,7 +70,7 @@ def test_auto_measures_the_training_images_and_a_set_value_stays(tmp_path, worke
     assert measured == (pytest.approx(mean), pytest.approx(std))
     kept = normalization_of(tmp_path / "b", "data.mean=auto", "data.std=[0.3,0.3,0.3]")
     assert kept == (measured[0], (0.3, 0.3, 0.3))
-    monkeypatch.setattr("training.datasets.MEASURED", 7)
+    monkeypatch.setattr("training.datasets.MEASURED", 20)
     fewer = normalization_of(tmp_path / "c", "data.mean=auto", f"loader.num_workers={workers}")
     assert fewer != measured and fewer == normalization_of(tmp_path / "d", "data.mean=auto"), "the seed chooses them"
     assert fewer != normalization_of(tmp_path / "e", "data.mean=auto", "seed=1")
@@ -56,6 +79,18 @@ def test_auto_measures_the_training_images_and_a_set_value_stays(tmp_path, worke
 def normalization_of(folder, *settings):
     train(folder, DATA, *settings)
     return normalization(folder)
+
+
+def test_auto_reads_streams_and_leaves_out_what_training_leaves_out(tmp_path):
+    mean, _ = Tinted(True).moments
+    stream = (
+        f"{DATA} data._target_={HERE}.Stream train.steps_per_epoch=2 train.batch_size=4 loader=workers data.mean=auto"
+    )
+    train(tmp_path / "stream", stream)
+    assert normalization(tmp_path / "stream")[0] == pytest.approx(mean)
+    train(tmp_path / "skip", f"{DATA} data._target_={HERE}.Damaged loader=workers loader.on_error=skip data.mean=auto")
+    pixels = Tinted(True).images[np.arange(40) % 4 != 3] / 255
+    assert normalization(tmp_path / "skip")[0] == pytest.approx(pixels.mean((0, 1, 2)))
 
 
 def test_a_resume_keeps_the_mean_and_std_of_its_checkpoint_unless_they_are_set(tmp_path, monkeypatch):
