@@ -53,8 +53,12 @@ class Normalize:
         self.fields = tuple(fields)
         self._constants: dict[tuple[torch.device, int], tuple[torch.Tensor, ...]] = {}
         if max(*self.mean, *self.std) > LARGEST:
-            sentence = "mean %s and std %s seem to be of pixels from 0 to 255: divide them by 255"
-            log.warning(sentence, self.mean, self.std)
+            log.warning(
+                "mean %s and std %s, which normalise the images, seem to be of pixels from 0 to 255: divide them by "
+                "255; if a dataset's `mean` and `std` are of something else, such as targets, rename them",
+                self.mean,
+                self.std,
+            )
 
     def __call__(self, batch: dict[str, Any], random: Any = None) -> dict[str, Any]:
         normalized = {name: self._normalized(batch[name]) for name in self.fields}

@@ -25,12 +25,19 @@ SHOWN = 20  # names that a sentence lists
 
 
 def with_classes(
-    dataset: Any, classes: Sequence[str] | None, owner: str, name: str, label: str = "label", leaves_out: bool = False
+    dataset: Any,
+    classes: Sequence[str] | None,
+    owner: str,
+    name: str,
+    label: str = "label",
+    leaves_out: bool = False,
+    is_multilabel: bool = False,
 ) -> Any:
     """The dataset with its labels as numbers of `classes`. It is returned unchanged if its classes have this order.
 
     classes: those of the network, or of whatever `owner` names; None: not known, so nothing is translated.
-    name: of the dataset. label: the labels' field; in a sample without names it is the last one.
+    name: of the dataset. label: the labels' field; in a sample without names it is the last one. is_multilabel:
+    whether the task takes integers as a value per class.
     The dataset may have a part of the classes. Raises DataError with both lists if it has samples of another class,
     unless `leaves_out`: then these samples are left out, which is said, or refused when read if it has no `labels`.
     """
@@ -57,7 +64,8 @@ def with_classes(
         log.warning("%s has classes that %s does not have, which are left out: %s", name, owner, others)
     if np.array_equal(numbers, np.arange(len(classes))):
         return dataset
-    return (RelabelledStream if is_stream else Relabelled)(dataset, classes, label)
+    translation = Labels(names, classes, is_multilabel or optional(dataset, "fits_task") == "multilabel")
+    return (RelabelledStream if is_stream else Relabelled)(dataset, translation, label)
 
 
 def numbers_in(classes: Sequence[str], names: Sequence[str]) -> np.ndarray:
@@ -110,14 +118,16 @@ def listed(names: Sequence[str]) -> str:
 class Labels:
     """Translates labels, the numbers of `names`, to those of `classes`."""
 
-    def __init__(self, names: Sequence[str], classes: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], classes: Sequence[str], is_multilabel: bool) -> None:
         self.names = names
-        self.classes = classes
+        self.classes = tuple(classes)
+        self.is_multilabel = is_multilabel
         self.numbers = numbers_in(classes, names)  # int64 (K,); -1: it is refused
 
     def translate(self, labels: Any, sample_dims: int = 0) -> Any:
         """Labels that are numbers of classes, () or (1,) for each sample, or have a value per class, (K,).
 
+        Integers (K,) are values per class only if `is_multilabel`: they may be the numbers of K classes.
         sample_dims: the number of dimensions before these. A number that is not one of a class stays as it is. Raises
         DataError for values that some of `classes` would not have: they are not known to be 0.
         """
@@ -129,7 +139,7 @@ class Labels:
             translated = np.where(is_class, self.numbers[np.where(is_class, array, 0).astype(np.int64)], array)
             is_unknown = is_class & (translated < 0)
             translated = translated.astype(np.int64 if array.dtype == bool else array.dtype)
-        elif shape == (number_of_classes,):
+        elif shape == (number_of_classes,) and (self.is_multilabel or array.dtype.kind not in "iu"):
             is_known = self.numbers >= 0
             if len({*self.numbers[is_known].tolist()}) < len(self.classes):
                 raise DataError(
@@ -143,7 +153,7 @@ class Labels:
         else:
             raise DataError(
                 f"labels of {array.dtype} {shape} cannot be translated to classes in another order: give the dataset "
-                "its classes in the order of the network, or labels that are the numbers of classes"
+                "its classes in the order of the network, or labels that are the number of a class, or floats for all"
             )
         if is_unknown.any():
             raise DataError("a sample is of a class that the network does not have: remove it, or give other data")
@@ -164,10 +174,10 @@ class Labels:
 class Relabelled(Subset):
     """All samples of a dataset, with their labels as numbers of `classes`: see `with_classes`."""
 
-    def __init__(self, dataset: Any, classes: Sequence[str], label: str) -> None:
-        self.classes = tuple(classes)
+    def __init__(self, dataset: Any, translation: Labels, label: str) -> None:
+        self.classes = translation.classes
         self.field = label
-        self.translation = Labels(optional(dataset, "classes"), self.classes)
+        self.translation = translation
         labels = optional(dataset, "labels")
         if labels is not None:
             self.labels = self.translation.translate(np.asarray(labels), 1)
@@ -200,10 +210,10 @@ class Relabelled(Subset):
 class RelabelledStream(IterableDataset[Any]):
     """A stream with its labels as numbers of `classes`. It has what the stream has, such as `state_dict`."""
 
-    def __init__(self, dataset: Any, classes: Sequence[str], label: str) -> None:
-        self.classes = tuple(classes)
+    def __init__(self, dataset: Any, translation: Labels, label: str) -> None:
+        self.classes = translation.classes
         self.field = label
-        self.translation = Labels(optional(dataset, "classes"), self.classes)
+        self.translation = translation
         self.dataset = dataset  # last: see pass_on
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from data.errors import DataError, check_choice, explained, home_path, printable
 from data.image_folder import ImageFiles
 from data.images.crops import class_indices
+from data.subset import ends_of
 from data.table import read_table
 
 SPLITS = ("train", "val", "test")
@@ -108,6 +109,11 @@ class ImageTable(ImageFiles):
                 self.fits_task = "multilabel"
                 classes = columns
         self.classes = tuple(map(str, classes or ()))
+
+    def sample_ids(self) -> np.ndarray:
+        """The end of each image's name in the table, texts (N,): the same wherever the folder is."""
+        folder = os.fsencode(f"{self.folder}/")
+        return np.array(ends_of([os.fsdecode(name.removeprefix(folder)) for name in self.files.tolist()]), object)
 
     def path(self, index: int) -> str:
         return os.path.join(self.folder, os.fsdecode(self.files[index]))

@@ -202,7 +202,11 @@ def split(dataset: Any, share: float | Fold) -> tuple[Any, Any]:
             return dataset, Subset(dataset, np.arange(0))
         is_val = choose(dataset, share)
     elif share:
-        raise DataError(f"{setting_of(share)}: data.split has val rows already; leave one of them out")
+        kind = type(undivided(dataset)).__name__
+        raise DataError(
+            f"{setting_of(share)}: {kind} has validation samples already, by `is_val` (a table by data.split): leave "
+            "one of them out"
+        )
     training = Subset(dataset, np.flatnonzero(~is_val))
     return training, Subset(unaugmented(dataset), np.flatnonzero(is_val))
 

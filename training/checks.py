@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from data import optional
 from data.errors import DataError
+from data.subset import Subset
 from loaders import Random, WorkerLoader, offers, tensors
 from training.config import Config
 from training.processes import Processes
@@ -118,17 +119,21 @@ def check_labels(dataset: Any, task: Task) -> None:
 def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_first: Callable[[], Any]) -> None:
     """Raises DataError in all processes if their datasets differ: they share one by index.
 
-    It compares the lengths, the `labels` if the dataset offers them, and the first samples. If the samples differ,
-    `read_first` reads them again: a dataset that does not give the same samples twice cannot be compared.
+    It compares what a run takes of them (`facts_of`), and the first samples. If the samples differ, `read_first` reads
+    them again: a dataset that does not give the same samples twice cannot be compared.
     """
-    if processes.world_size == 1 or is_stream(dataset):
+    if processes.world_size == 1:
         return
-    lengths = processes.gather(len(dataset))
-    remedy = "each process has to find the same files, in the same order: sort them"
+    remedy = "each process has to find the same files, in the same order: sort them, and what comes from a set"
+    lengths = processes.gather(None if is_stream(dataset) else len(dataset))
     if len({*lengths}) > 1:
         raise DataError(f"the {name} sets of the processes have different lengths, {lengths}: {remedy}")
-    if len({*processes.gather(checksum_of_labels(dataset))}) > 1:
-        raise DataError(f"the processes have the {name} samples in different orders, as their labels differ: {remedy}")
+    facts, *others = processes.gather(facts_of(dataset))
+    different = [key for key, fact in facts.items() if not all(is_same(fact, other[key]) for other in others)]
+    if different:
+        raise DataError(f"the {name} sets of the processes differ in {', '.join(different)}: {remedy}")
+    if is_stream(dataset):
+        return
     of_processes = processes.gather(sample_means(first))
     if all(alike(of_processes[0], other) for other in of_processes):
         return
@@ -137,9 +142,30 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_
         raise DataError(f"the processes have the {name} samples in different orders, the first differ: {remedy}")
 
 
+def facts_of(dataset: Any) -> dict[str, int | list[float]]:
+    """What a run takes from a dataset, by name: numbers, or checksums, that all processes have to share.
+
+    Not those of single samples of a stream, of which each process may have others.
+    """
+    facts: dict[str, int | list[float]] = {name: [*(optional(dataset, name) or ())] for name in ("mean", "std")}
+    for name in ("classes", "fits_task") if is_stream(dataset) else ("classes", "fits_task", "labels", "val_groups"):
+        facts[name] = checksum(optional(dataset, name))
+    if isinstance(dataset, Subset):
+        facts["the samples that validate"] = checksum(dataset.indices)
+    return facts
+
+
+def is_same(ours: int | list[float], theirs: Any) -> bool:
+    return alike(ours, theirs) if isinstance(ours, list) else ours == theirs
+
+
 def checksum_of_labels(dataset: Any) -> int:
-    labels = optional(dataset, "labels")
-    array = np.asarray(() if labels is None else labels)
+    return checksum(optional(dataset, "labels"))
+
+
+def checksum(value: Any) -> int:
+    """A checksum of a value, or of an array of them."""
+    array = np.asarray(() if value is None else value)
     if array.dtype != object and array.size > MOST_AS_TEXT:
         return crc32(np.ascontiguousarray(array).data)
     values = array.tolist()  # as checkpoints have it since the first version

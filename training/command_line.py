@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import OmegaConf
 
 from data.transform import OLD_KEYS
-from training.config import ROOT, ConfigError
+from training.config import ROOT, Config, ConfigError
 from training.files import write_whole
 from training.processes import rank, world_size
 from training.resume import named_path
@@ -123,6 +123,12 @@ def say_remedies(arguments: list[str]) -> None:
         if key in PLUGINS:
             install = f"pip install --pre {PLUGINS[key]}"
             print(f"error: {override.input_line}: if Hydra cannot load it, {install}", file=sys.stderr)
+        if re.fullmatch(r"\w+", key) and key not in Config.__dataclass_fields__:
+            begin = "begin its file with the line '# @package _global_'"
+            print(
+                f"error: {override.input_line}: if Hydra says that {key!r} is not in 'Config', {begin}",
+                file=sys.stderr,
+            )
         name = key.partition(".")[2].partition(".")[0]
         if key.startswith("callbacks.") and override.is_add() and name in names_of_callbacks():
             print(f"error: {override.input_line}: there is a callback {name!r}: choose another name", file=sys.stderr)

@@ -9,7 +9,7 @@ It also finds out whether the loss adds up the samples, or is their mean: parts 
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -56,7 +56,10 @@ def dry_run_evaluation(trainer: Trainer, data: Datasets) -> list[str]:
 
 
 def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None:
-    """Runs `training_step`, if it is ours, on the first samples, and on a single one if a part of a batch has one."""
+    """Runs `training_step`, if it is ours, on the first samples, and on a single one if a part of a batch has one.
+
+    In evaluation mode, in which the loss tells a sum from a mean, and in training mode.
+    """
     kind = type(trainer)
     if kind.training_step is not Trainer.training_step or kind.train_step is not Trainer.train_step:
         return
@@ -64,15 +67,21 @@ def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None
     with naming_batch(f"{names_of(trainer)} cannot use the first training samples", batch):
         loss = trainer.loss_of(batch)
     trainer.training_loss_is_sum = is_sum(trainer, loss, trainer.loss_of, batch)
-    if smallest <= 1:
-        trainer.begin_training()
+    trainer.begin_training()
+    if count > 1:  # batch norm may need two
+        with naming_batch(f"{names_of(trainer)} cannot use the first training samples in training mode", batch):
+            trainer.loss_of(batch)
+    single: dict[str, Any] | None = None
+    with suppress(Exception):  # of a batch that cannot be divided
+        single = rows_of(batch, slice(1), count)
+    if smallest <= 1 and single:
         with naming_batch(
             "the network or the loss cannot train on one sample, as in the smallest batch or part of it: "
             "set train.last_batch=drop, or another train.batch_size or train.accumulate",
             batch,
         ):
-            trainer.loss_of(rows_of(batch, slice(1), count))
-        trainer.model.eval()
+            trainer.loss_of(single)
+    trainer.model.eval()
 
 
 def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
@@ -190,9 +199,15 @@ def naming_batch(sentence: str, batch: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def no_trace(trainer: Trainer) -> Iterator[None]:
-    """Sets evaluation mode in the block. Afterwards restores modes and buffers, and clears sums."""
+    """Sets evaluation mode in the block. Afterwards restores modes, buffers and trained weights, and clears sums.
+
+    A network may change weights in its forward pass, as an Embedding with max_norm does. A run that only evaluates
+    has no memory for copies of them.
+    """
     modules = [*trainer.all_modules.values()]
     buffers = copied_buffers(modules)
+    weights = [weight for _, weight in trainer.named_weights() if weight.requires_grad and trainer.model.training]
+    values = [weight.detach().clone() for weight in weights]
     # Two samples are not worth a minute of compiling.
     eager = torch.compiler.set_stance("force_eager") if trainer.train_config.compile else nullcontext()
     with evaluating(modules), torch.no_grad(), trainer.autocast, eager:
@@ -201,6 +216,9 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
         if buffer.shape != before.shape:
             buffer.resize_(before.shape)  # the observers of torch.ao resize theirs
         setattr(module, name, buffer.copy_(before))
+    with torch.no_grad():
+        for weight, value in zip(weights, values, strict=True):
+            weight.copy_(value)
     trainer.means = Means(trainer.processes)
     trainer.logged = Means(trainer.processes)
     for value in vars(trainer).values():

@@ -6,10 +6,10 @@
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. The table is new each time,
 with a row for each sample, in order: its file or index, the five most probable classes with their probabilities (the
 values, if the task has no classes; task=multilabel: the probability of each class, in a column with its name), and an
-error if it cannot be read. If a network returns anything but a tensor (B, values), such as boxes, each row is a line
-of JSON. A task with `columns` and write_prediction(prediction, name, folder), such as that of examples/segmentation,
-writes files into predictions/, and the rows name them. The dataset's own `prepare(image)` prepares images.
-data.collate is not used.
+error if it cannot be read; if none can be, the exit code is 1. If a network returns anything but a tensor (B, values),
+such as boxes, each row is a line of JSON. A task with `columns` and write_prediction(prediction, name, folder), such
+as that of examples/segmentation, writes files into predictions/, and the rows name them. The dataset's own
+`prepare(image)` prepares images. data.collate is not used.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ def main(typed: list[str] | None = None) -> Path:
     stem: Path = arguments.out or run.folder / "predictions"
     path, failed = write_table(stem, records(run, samples, stem))
     print(f"{path}: {len(samples) - failed:,} predictions of {run}; {failed:,} samples could not be read")
+    if failed == len(samples):
+        _, _, reason = samples[0]
+        raise ConfigError(f"{path}: no sample could be read or prepared; the first: {reason}")
     return path
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 from data import optional
-from data.errors import DataError, read_lines
+from data.errors import DataError, explained, read_lines
 from data.image_folder import find_images, warn_of_left_out
 from data.images.decoders import choose
 from data.images.decoding import decode, image_errors, whole
@@ -64,7 +64,9 @@ class ImageFiles:
         if self._is_grey:
             grey = Image.fromarray(image).convert("L")
             image = np.array(grey)[..., np.newaxis]
-        return {self._name: self._prepare(image)}
+        what = f"the dataset's prepare(image) failed for {image.dtype} {image.shape}"
+        with explained(what, "it gets the image alone, uint8 (H, W, C), and returns what the network gets of it"):
+            return {self._name: self._prepare(image)}
 
 
 def prepare_of(samples: Any) -> Callable[[np.ndarray], Any]:

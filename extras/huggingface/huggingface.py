@@ -73,7 +73,7 @@ class HuggingFace(CroppedDataset):
         self._rows = encoded_rows(rows, [image], path)
 
     def path(self, index: int) -> str:
-        return f"{self._where}, row {index}"
+        return f"{self._where}, row {index:d}"
 
     def encoded(self, index: int) -> tuple[bytes, str]:
         return file_of(self._rows[index][self._image], self.path(index))

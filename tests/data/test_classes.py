@@ -156,12 +156,31 @@ def test_names_that_differ_only_in_case_are_two_classes_if_the_network_has_both(
         with_classes(arrays(["Ä"], [0]), ["a"], "the network", "the test set")
 
 
-@pytest.mark.parametrize("label", [np.zeros((4, 4), int), {"boxes": 1}, 0.5])
+@pytest.mark.parametrize("label", [np.zeros((4, 4), int), {"boxes": 1}, 0.5, np.array([0, 1])])
 def test_labels_that_have_no_class_are_refused_and_not_guessed(label):
     dataset = Plain(["b", "a"], [0], "tuple")
     dataset.__class__ = type("Odd", (Plain,), {"__getitem__": lambda self, index: (index, label)})
     with refused("cannot be translated"):
         with_classes(dataset, ["a", "b"], "the network", "the test set")[0]
+
+
+@given(st.permutations(range(3)), st.lists(st.integers(0, 1), min_size=3, max_size=3), st.sampled_from([int, bool]))
+def test_integers_are_a_value_per_class_if_the_task_or_the_dataset_says_so_and_booleans_always_are(
+    order, label, dtype
+):
+    class Kinds(Plain):
+        def __getitem__(self, index):
+            return index, np.array(label, dtype)
+
+    dataset = Kinds([f"class {number}" for number in order], [0], "tuple")
+    classes = ["class 0", "class 1", "class 2"]
+    expected = [label[order.index(number)] for number in range(3)]
+    assert with_classes(dataset, classes, "the network", "it", is_multilabel=True)[0][1].tolist() == expected
+    dataset.fits_task = "multilabel"
+    assert with_classes(dataset, classes, "the network", "it")[0][1].tolist() == expected
+    if dtype is bool:
+        del dataset.fits_task
+        assert with_classes(dataset, classes, "the network", "it")[0][1].tolist() == expected
 
 
 @pytest.mark.parametrize(

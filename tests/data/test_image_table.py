@@ -91,11 +91,24 @@ def test_parts_are_those_of_the_column_and_val_rows_are_the_test_set_if_there_is
     assert [Path(test.path(0)).name, len(test)] == ["5.jpg", 1] and test.classes == train.classes
     rest, part = split(train, 0)
     assert len(rest) == 4 and Path(part.path(0)).name == "4.jpg" and part.dataset.transform.crop == "center_crop"
-    with refused(r"val_fraction=0.5: data.split"):
+    with refused(r"val_fraction=0.5: ImageTable .*data.split"):
         split(train, 0.5)
     without = named.replace("5.jpg,a,5,test", "")
     assert len(make(without, split="s")) == 4 and len(make(without, False, split="s")) == 1
     assert len(make(named, False)) == 0, "what val_fraction splits off is the test set"
+
+
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_the_split_of_a_table_is_the_same_wherever_its_images_are(make, tmp_path, is_absolute):
+    chosen = []
+    for job in ("job1", "job2"):
+        (tmp_path / job).mkdir()
+        for number in range(20):
+            Image.new("RGB", (8, 8)).save(tmp_path / job / f"{number}.png")
+        prefix = f"{tmp_path}/{job}/" if is_absolute else ""
+        table = "\n".join(["image,label", *(f"{prefix}{number}.png,{number % 2}" for number in range(20))])
+        chosen.append(split(make(table, root=tmp_path / job), 0.3)[1].indices.tolist())
+    assert chosen[0] == chosen[1]
 
 
 def test_a_test_table_has_its_own_rows_and_folder_and_the_classes_of_the_training_rows(make, tmp_path):

@@ -28,7 +28,7 @@ FITTING = {
     "stratify": True,
     "fits_task": "classification",
     "sample_ids": lambda: np.arange(COUNT),
-    "path": lambda index: f"{index}.png",
+    "path": lambda index: f"{index:d}.png",
     "prepare": lambda image: image,
     "without_augmentation": lambda: [0] * COUNT,
     "split_parts": lambda fraction: ([], []),
@@ -163,6 +163,7 @@ def test_a_property_that_raises_an_error_is_not_used_and_named_unless_a_subclass
         ("prepare", lambda overwrite=False: None),  # a downloader's
         ("split_parts", lambda fraction=0.1: None),
         ("path", lambda index=0: "images"),
+        ("path", lambda name: f"images/{name}.png"),
     ],
 )
 def test_what_is_meant_for_something_else_is_not_used_and_named(name, value):
@@ -173,6 +174,13 @@ def test_what_is_meant_for_something_else_is_not_used_and_named(name, value):
 def test_names_as_many_as_samples_may_have_two_that_are_equal():
     names = ("crane", "maillot", "crane", "ant", "bee", "cow")
     assert optional(Foreign(classes=names), "classes") == names
+
+
+def test_a_path_that_would_take_a_name_counts_only_if_its_file_exists(tmp_path):
+    dataset = Foreign(path=lambda index: f"{tmp_path}/{index}.png")
+    assert optional(dataset, "path") is None
+    (tmp_path / "0.png").touch()
+    assert optional(dataset, "path")(1) == f"{tmp_path}/1.png" and not not_used(dataset)
 
 
 @pytest.mark.parametrize("path", [{"train": "images"}.__getitem__, lambda index: None, lambda index: index.name])

@@ -52,7 +52,7 @@ class Offering:
         return int(index)
 
     def path(self, index):
-        return f"{index}.png"
+        return f"{index:d}.png"
 
     def prepare(self, image):
         return -image

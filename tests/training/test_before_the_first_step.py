@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from data.errors import DataError
+from data.subset import Subset
 from tests.configs import EXTENSIONS, IMAGES, checkpoint, metrics, steps, train
 from tests.training.extensions import Faulty, Images, Stream, Worst, lying
 from training.checks import check_dataset, check_ranks
@@ -49,6 +50,24 @@ class PerSample(Trainer):
 
     def training_step(self, batch):
         return super().training_step(batch)[0].expand(len(batch["label"]))
+
+
+class WithSchedules(Trainer):
+    """Returns schedules too, as trainers of Lightning do."""
+
+    def configure_optimizers(self):
+        return [super().configure_optimizers()], ["schedule"]
+
+
+class Auxiliary(nn.Sequential):
+    """Returns several outputs in training mode only."""
+
+    def __init__(self, in_channels, **_):
+        super().__init__(nn.Flatten(), nn.Linear(64 * in_channels, 2))
+
+    def forward(self, image):
+        outputs = super().forward(image)
+        return (outputs, outputs) if self.training else outputs
 
 
 class Forgetful(Trainer):
@@ -162,6 +181,11 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
         r"task\.loss\.weight=\['a', 'b'\] & give numbers",
     ),
     "a loss per sample": (own("trainer", "PerSample"), r"\(2,\)|\(16,\) & mean"),
+    "schedules beside optimizers": (
+        own("trainer", "WithSchedules"),
+        "WithSchedules & tuple with list, list & conf/schedule",
+    ),
+    "two outputs in training mode only": (own("model", "Auxiliary"), "Auxiliary & training mode & not tuple"),
     "a step that returns nothing": (own("trainer", "Forgetful"), "Forgetful|training_step & None|return"),
     "scores without names": (own("trainer", "Unscored"), "evaluation_step & dict|name"),
     "a metric that cannot be computed": (metric("Uncomputable", "loss"), r"task\.metrics & not of such labels"),
@@ -429,10 +453,30 @@ def test_processes_with_other_datasets_are_refused_before_the_first_step():
     labelled = [Images(True), Images(True)]
     labelled[0].labels = np.arange(64)
     labelled[1].labels = np.arange(64)[::-1]
-    assert "as their labels differ" in refused(labelled, [batch, batch])
+    assert "differ in labels: each process" in refused(labelled, [batch, batch])
     for different in (other, {**batch, "x": torch.ones(2)}, {"image": batch["image"].flip(0)}):
         assert "the first differ" in refused(plain, [batch, different])
     assert refused(plain, [batch, batch], [other, other]) == ""
     assert refused(plain, [batch, other], [other, batch]) == "", "its samples are never the same"
     assert refused(plain, [batch, rounded]) == "", "machines round differently"
     assert refused([Stream(True), Stream(True)], [batch, other]) == ""
+    for part in ([0, 1], [2, 1]):
+        parts = [Subset(Images(True), np.array(indices)) for indices in ([0, 1], part)]
+        assert ("differ in the samples that validate" in refused(parts, [batch, batch])) == (part == [2, 1])
+
+
+@pytest.mark.parametrize("kind", [Images, Stream])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("classes", (["a", "b"], ["b", "a"])),
+        ("mean", ([0.5], [0.4])),
+        ("std", ([0.5], None)),
+        ("fits_task", ("multilabel", "regression")),
+    ],
+)
+def test_processes_whose_datasets_differ_in_what_a_run_takes_from_them_are_refused(kind, name, values):
+    datasets = [type("Own", (kind,), {name: value})(True) for value in values]
+    batch = {"image": torch.ones(2, 3)}
+    assert f"differ in {name}: each process" in refused(datasets, [batch, batch])
+    assert refused(datasets[:1] * 2, [batch, batch]) == ""

@@ -73,6 +73,27 @@ def test_weights_of_another_run_keep_their_classes_if_these_are_the_same_and_els
     assert "trained on the classes apple, berry; this run trains it on cherry, plum" in caplog.text
 
 
+def test_numbers_by_class_have_names_if_the_network_has_another_order_than_the_dataset(trained, tmp_path):
+    begin = ["train.epochs=1", "optim.lr=0", f"train.init_from={trained}"]
+    weighted = "task.loss={_target_: torch.nn.CrossEntropyLoss, weight: "
+    for setting, end in (("task.class_weights=", ""), (weighted, "}")):
+        losses = [
+            run(tmp_path / f"{len(setting)}{names}", names, *begin, f"{setting}{{apple: 1, BERRY: 10}}{end}")[
+                "test_loss"
+            ]
+            for names in ("apple,berry", "Berry,Apple")
+        ]
+        assert (
+            losses[0]
+            == run(tmp_path / f"{len(setting)}list", "apple,berry", *begin, f"{setting}[1,10]{end}")["test_loss"]
+        )
+        assert losses[1] == pytest.approx(losses[0])
+        with refused(r"=\[1, 10\]: .* Berry, Apple, .* apple, berry: .* by name, {Berry: 1, ...}"):
+            run(tmp_path / "refused", "Berry,Apple", *begin, f"{setting}[1,10]{end}")
+    with refused(r"task.class_weights=.*apple.*: give a number for each of apple, berry"):
+        run(tmp_path / "refused", "apple,berry", *begin, "task.class_weights={apple: 1}")
+
+
 def test_a_checkpoint_of_an_earlier_version_goes_on_and_says_once_that_it_has_no_names(trained, tmp_path, caplog):
     state = checkpoint(trained)
     del state["classes"], state["own_rates"], state["altered"], state["data"]["trained"]

@@ -173,6 +173,8 @@ def test_a_batch_is_cut_into_parts_by_its_samples_also_where_a_field_is_a_list()
     part = rows_of(whole, slice(1, 3), 4)
     assert part.pop("pair")[0].tolist() == [1, 2], "a number, a text and a tensor () are of the whole batch"
     assert part == {name: whole[name] for name in part} and len(part) == 4
+    with refused(r"4 samples has a field \(9,\), .* set train.accumulate=1"):
+        rows_of({"words": torch.arange(9), "offsets": left}, slice(1, 3), 4)
 
 
 def test_names_of_classes_that_yaml_has_turned_into_booleans_are_a_sentence(error):
