@@ -37,7 +37,6 @@ MOST_BYTES = 1_000_000  # size of all pictures; further ones are only named
 LARGE = 200_000  # bytes of a picture from which on it is shown as a JPEG, as photographs in a PNG take megabytes
 MOST_LARGE = 5_000_000  # bytes of all large pictures that are opened, which takes 0.4 seconds
 MOST_LINES = 2000  # training steps that are read from metrics.jsonl
-MOST_CLASSES = 40  # if there are more, the table has those with the lowest F1
 MOST_WARNINGS = 20
 LOG_BYTES = 2_000_000  # size of the end of train.log that is searched for warnings
 ENTRY = re.compile(r"^\[[^]\n]+\]\[[^]\n]+\]\[(\w+)\] - ", re.MULTILINE)  # where an entry of the log begins
@@ -79,17 +78,10 @@ def best_of(folder: Path, rows: list[dict[str, Any]], score: str) -> dict[str, A
     return {**lines[-1], "file": file} if lines else None
 
 
-def evaluations_in(folder: Path) -> list[dict[str, Any]]:
-    """What evaluate.py has written about each split, with the part of it that is shown."""
-    evaluations = []
-    for path in sorted(folder.glob("evaluation/*/evaluation.json")):
-        evaluation = read_json(path)
-        classes = evaluation.get("classes", [])
-        shown = classes if len(classes) <= MOST_CLASSES else sorted(classes, key=lambda row: row["f1"])[:MOST_CLASSES]
-        scores = {name: value for name, value in evaluation.items() if isinstance(value, float)}
-        about = {"folder": str(path.parent.relative_to(folder)), "shown": shown, "scores": scores}
-        evaluations.append(evaluation | about)
-    return evaluations
+def evaluations_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """What evaluate.py has written about each split, by the folder in which it is."""
+    paths = sorted(folder.glob("evaluation/*/evaluation.json"))
+    return {str(path.parent.relative_to(folder)): read_json(path) for path in paths}
 
 
 def seconds_of(facts: dict[str, Any]) -> float:

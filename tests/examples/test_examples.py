@@ -17,12 +17,14 @@ from examples.finetuning.images import write as write_images
 from examples.mixture.noisy import write as write_mixture
 from examples.table.table import write as write_table
 from examples.text.lines import write as write_lines
+from examples.video.video import write as write_videos
 from tests.configs import CONF, checkpoint, composed_by_hydra, separate, steps
 
 EXAMPLES = CONF.parent / "examples"
 FINISHED = CONF.parent / "extras" / "finished"  # its scripts evaluate and predict, if they are there
 PRETRAINED = CONF.parent / "extras" / "pretrained" / "conf"
 WRITE = {"lines": lambda folder: write_lines(folder, shards=4), "table": write_table, "finetuning": write_images}
+WRITE["video"] = lambda folder: write_videos(folder, count=64)
 WRITE["mixture"] = lambda folder: write_mixture(folder, clean=8, noisy=12)
 FEW = separate(
     "train.max_steps=2 train.epochs=1 train.eval_steps=2 train.batch_size=16 train.log_interval=1 "
@@ -42,6 +44,8 @@ EXPERIMENTS = {  # the folder, settings of a small run, and the score that choos
     "transforms": ("transforms", "", "test_accuracy"),
     "pictures": ("pictures", "callbacks.pictures.rows=2", "test_accuracy"),
     "mixture": ("mixture", "train.last_batch=keep", "test_accuracy"),
+    "keypoints": ("keypoints", SMALL, "test_found"),
+    "video": ("video", "model.width=4", "test_accuracy"),
     "finetuning": ("finetuning", "model.pretrained=false data.image_size=32", "test_accuracy"),
 }
 
@@ -118,6 +122,8 @@ LEARNED = {  # experiments, settings, the score, and the worst that it may be
     "table": ("train.max_steps=200 train.epochs=20 train.batch_size=64", "mae", 0.15),
     "detection": ("data.length=256 model.width=12 train.max_steps=80 train.epochs=10", "found", 0.5),
     "segmentation": ("train.max_steps=40 train.epochs=10 optim.lr=0.01", "miou", 0.35),
+    "keypoints": ("data.length=512 train.max_steps=160 train.epochs=10 train.batch_size=32", "found", 0.7),
+    "video": (f"{WHOLE} train.epochs=8", "accuracy", 0.8),
     "text": (f"data.length=400 {WHOLE} train.epochs=6", "accuracy", 0.7),
     "lines": (f"{WHOLE} train.epochs=2 train.steps_per_epoch=150 loader.num_workers=1", "accuracy", 0.7),
 }
