@@ -399,12 +399,13 @@ def test_an_epoch_is_an_epoch_whatever_its_sampler_says(tmp_path, caplog, gives,
 # Datasets
 
 
-def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_evaluated_once(tmp_path):
-    summary = train(tmp_path, IMAGES, "data.val_fraction=0.25")
+@pytest.mark.parametrize(("metric", "best"), [("accuracy", max), ("loss", min)])
+def test_a_validation_split_chooses_the_best_checkpoint_and_the_test_set_is_evaluated_once(tmp_path, metric, best):
+    summary = train(tmp_path, IMAGES, f"data.val_fraction=0.25 task.metric={metric}")
     assert logged(tmp_path, "step", "val_accuracy") == [3, 6]
     assert logged(tmp_path, "step", "test_accuracy") == [6]
-    assert summary["score"] == "val_accuracy" and {"test_accuracy", "val_loss"} <= summary.keys()
-    assert summary["best_score"] == max(logged(tmp_path, "val_accuracy"))
+    assert summary["score"] == f"val_{metric}" and {"test_accuracy", "val_loss"} <= summary.keys()
+    assert summary["best_score"] == best(logged(tmp_path, f"val_{metric}"))
 
 
 def test_an_evaluation_may_be_of_some_steps_only_and_a_stream_has_epochs_of_as_many_steps_as_it_is_told(tmp_path):
