@@ -233,38 +233,39 @@ def choose(dataset: Any, share: float | Fold) -> np.ndarray:
             raise DataError("data.stratify=true needs a class per sample: set it to false")
     hashes, firsts, group_of_sample = np.unique(hashes, return_index=True, return_inverse=True)
     numbers = (hashes >> 11) * 2.0**-53  # from 0 to below 1, in rising order
-    _, class_of_group = np.unique(classes[firsts], return_inverse=True)
+    _, class_of_group, sizes = np.unique(classes[firsts], return_inverse=True, return_counts=True)
+    by_class = np.split(np.argsort(class_of_group, kind="stable"), np.cumsum(sizes)[:-1])  # in each class by number
     if isinstance(share, Fold):
-        is_chosen = fold_of_groups(share.folds, numbers, class_of_group) == share.fold
+        is_chosen = fold_of_groups(share.folds, numbers, by_class) == share.fold
     else:
-        is_chosen = groups_below(share, numbers, class_of_group, np.bincount(class_of_group[group_of_sample]))
+        is_chosen = groups_below(share, numbers, by_class, np.bincount(class_of_group[group_of_sample]))
     return is_chosen[group_of_sample]
 
 
-def groups_below(fraction: float, numbers: np.ndarray, class_of_group: np.ndarray, samples: np.ndarray) -> np.ndarray:
+def groups_below(
+    fraction: float, numbers: np.ndarray, by_class: Sequence[np.ndarray], samples: np.ndarray
+) -> np.ndarray:
     """Whether the number of each group is below the fraction: bool (groups,). samples: how many each class has.
 
     If that leaves a side of a class empty, the group that is nearest to it changes sides, unless the class should have
     less than half a validation sample.
     """
     is_chosen = numbers < fraction
-    by_class = np.argsort(class_of_group, kind="stable")  # in each class by number
-    sizes = np.bincount(class_of_group)
-    ends = np.cumsum(sizes)
-    chosen = np.bincount(class_of_group, is_chosen)
-    lowest = by_class[ends - sizes]
-    highest = by_class[ends - 1]
-    has_room = (fraction * samples >= 0.5) | (len(sizes) == 1)
-    is_chosen[lowest[(chosen == 0) & has_room & (sizes > 1)]] = True
-    is_chosen[highest[chosen == sizes]] = False
+    for groups, count in zip(by_class, samples, strict=True):
+        has_room = len(groups) > 1 and (len(by_class) == 1 or fraction * count >= 0.5)
+        if is_chosen[groups].all():
+            is_chosen[groups[-1]] = False
+        elif has_room and not is_chosen[groups].any():
+            is_chosen[groups[0]] = True
     if not is_chosen.any():
-        if (sizes == 1).all():
+        lowest = [groups[0] for groups in by_class if len(groups) > 1]
+        if not lowest:
             raise DataError(f"data.val_fraction={fraction}: each class has one sample or group, which is trained on")
-        is_chosen[lowest[sizes > 1].min()] = True
+        is_chosen[min(lowest)] = True
     return is_chosen
 
 
-def fold_of_groups(folds: int, numbers: np.ndarray, class_of_group: np.ndarray) -> np.ndarray:
+def fold_of_groups(folds: int, numbers: np.ndarray, by_class: Sequence[np.ndarray]) -> np.ndarray:
     """The fold of each group, by its number: int64 (groups,).
 
     A class with at least as many groups as folds has one in each: the fold that has the most of them gives its first
@@ -273,8 +274,7 @@ def fold_of_groups(folds: int, numbers: np.ndarray, class_of_group: np.ndarray) 
     if len(numbers) < folds:
         raise DataError(f"data.folds={folds} of {len(numbers)} samples or groups: give fewer folds")
     fold_of_group = (numbers * folds).astype(int)
-    by_class = np.argsort(class_of_group, kind="stable")
-    for groups in np.split(by_class, np.cumsum(np.bincount(class_of_group))[:-1]):
+    for groups in by_class:
         counts = np.bincount(fold_of_group[groups], minlength=folds)
         while len(groups) >= folds and not counts.all():
             of_largest = groups[fold_of_group[groups] == counts.argmax()]
