@@ -5,7 +5,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -190,35 +189,20 @@ def walk(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
     seen = {identity(top)}
     if os.path.islink(top) and seen & ancestors(top):
         return
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
-        names = []
-        for entry in folder_entries(os.path.join(top, below)):
-            if not is_folder(entry):
-                names.append(entry.name)
-                continue
-            number = identity(entry.path)
-            leads_back = entry.is_symlink() and number in ancestors(top)
+    for path, folders, names in os.walk(top, onerror=refuse, followlinks=True):
+        yield path[len(top) :].lstrip(os.sep), names
+        paths = [os.path.join(path, name) for name in sorted(folders)]
+        folders.clear()  # os.walk goes on with what is put into it
+        for below in sorted(paths, key=os.path.islink):
+            number = identity(below)
+            leads_back = os.path.islink(below) and number in ancestors(top)
             if number not in seen and not leads_back:
                 seen.add(number)
-                waiting.append(os.path.join(below, entry.name))
-        yield below, names
+                folders.insert(0, os.path.basename(below))
 
 
-def folder_entries(folder: str) -> list[os.DirEntry[str]]:
-    """The entries of a folder by name, links last."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: (entry.is_symlink(), entry.name))
-    except OSError as error:
-        raise DataError(f"{folder} cannot be read ({error.strerror}); allow it, or remove the folder") from error
-
-
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # a link that leads to itself
-        return entry.is_dir()
-    return False
+def refuse(error: OSError) -> None:
+    raise DataError(f"{error.filename} cannot be read ({error.strerror}); allow it, or remove the folder") from error
 
 
 def identity(folder: str) -> object:
