@@ -70,9 +70,7 @@ class ArrayDataset(ImageDataset):
     def write_images(self, indices: np.ndarray, images: torch.Tensor, random: Any) -> None:
         out = images.numpy()
         if self._is_random:
-            draws = random.uniform(3).tolist()
-            for row, index in enumerate(indices):
-                out[row] = self._part(self.images[index], self.transform.flips, *draws[row])
+            out[...] = self._windows(self.images, indices, *self._places(random))
         else:
             np.take(self.images, indices, axis=0, out=out, mode="wrap")  # "raise" would write to a copy of `out`
 
@@ -123,13 +121,10 @@ class ArrayDataset(ImageDataset):
         height, width, _ = self.image_shape
         if random is None:
             return {**batch, "image": self._unpadded(images).contiguous()}
-        down, right, mirror = random.uniform(3).T
-        offsets = 2 * self._margin + 1
-        top = (down * offsets).astype(np.int64)
-        left = (right * offsets).astype(np.int64)
-        is_mirrored = self.transform.flips & (mirror < 0.5)
+        top, left, is_mirrored = self._places(random)
         if images.device.type == "cpu":
-            return {**batch, "image": torch.from_numpy(self._windows(images.numpy(), top, left, is_mirrored))}
+            crops = self._windows(images.numpy(), np.arange(len(images)), top, left, is_mirrored)
+            return {**batch, "image": torch.from_numpy(crops)}
         top += np.arange(len(top)) * images.shape[1]  # a row number among the rows of all images
         left[is_mirrored] += width - 1  # a mirrored row is read from its end backwards
         starts = torch.from_numpy(np.stack([top, left, np.where(is_mirrored, -1, 1)]))
@@ -139,15 +134,28 @@ class ArrayDataset(ImageDataset):
         rows = first_row + torch.arange(height, device=images.device)
         columns = first_column + step * torch.arange(width, device=images.device)
         pixels = rows[:, :, None] * images.shape[2] + columns[:, None, :]
-        crops = images.flatten(0, 2).index_select(0, pixels.flatten())
-        return {**batch, "image": crops.view(-1, *self.image_shape)}
+        selected = images.flatten(0, 2).index_select(0, pixels.flatten())
+        return {**batch, "image": selected.view(-1, *self.image_shape)}
 
-    def _windows(self, images: np.ndarray, top: np.ndarray, left: np.ndarray, is_mirrored: np.ndarray) -> np.ndarray:
-        """Cuts a window out of each image (B, H, W, C), and mirrors some; on a CPU an index per pixel takes longer."""
+    def _places(self, random: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each image of a batch the top and left pixel of its crop, int64 (B,), and whether it is mirrored."""
+        down, right, mirror = random.uniform(3).T
+        offsets = 2 * self._margin + 1
+        top = (down * offsets).astype(np.int64)
+        left = (right * offsets).astype(np.int64)
+        return top, left, self.transform.flips & (mirror < 0.5)
+
+    def _windows(
+        self, images: np.ndarray, indices: np.ndarray, top: np.ndarray, left: np.ndarray, is_mirrored: np.ndarray
+    ) -> np.ndarray:
+        """Cuts a window out of each image (N, H, W, C) at `indices` (B,), and mirrors some: (B, *image_shape).
+
+        On a CPU an index per pixel takes longer.
+        """
         height, width, channels = self.image_shape
         rows = images.reshape(*images.shape[:2], -1)
         windows = sliding_window_view(rows, (height, width * channels), axis=(1, 2))
-        crops = windows[np.arange(len(images)), top, left * channels].reshape(-1, *self.image_shape)
+        crops = windows[indices, top, left * channels].reshape(-1, *self.image_shape)
         mirrored = crops[is_mirrored]
         for channel in range(channels):  # faster than pixels of a few bytes
             crops[is_mirrored, :, :, channel] = mirrored[:, :, ::-1, channel]
