@@ -31,7 +31,7 @@ class Nothing:
     [
         ("WithoutTrain", "data: .*WithoutTrain .*'train'"),
         ("Nothing", "data: .*Nothing .*'train'"),
-        ("NeedsSize", "data: .*NeedsSize: .*'size'.*data.KEY=VALUE"),
+        ("NeedsSize", "data: .*NeedsSize .*'size'.*data.KEY=VALUE"),
     ],
 )
 def test_a_dataset_that_cannot_be_called_as_it_is_is_a_sentence(name, said):

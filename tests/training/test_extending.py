@@ -219,7 +219,7 @@ class Means(Trainer):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_that_cannot_be_called_as_ours_is_refused_by_its_name(tmp_path, error, name):
-    with error(rf"Means\.{name}: .*choose another name"):
+    with error(rf"Means\.{name} .*choose another name"):
         train(tmp_path, f"trainer._target_={__name__}.Means +trainer.name={name}")
 
 
