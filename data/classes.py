@@ -16,8 +16,7 @@ from torch.utils.data import IterableDataset
 
 from data import optional
 from data.errors import DataError
-from data.subset import Subset, pass_on
-from loaders import offers
+from data.subset import Subset, Wrapper, if_offered
 
 log = logging.getLogger(__name__)
 
@@ -189,36 +188,29 @@ class Relabelled(Subset):
     @property
     def read_batch(self) -> Callable[..., None] | None:
         """The dataset's; None if it has none, or if labels have a value per class: `out` has no room for others."""
-        if not offers(self.dataset, "read_batch"):
+        if super().read_batch is None:
             return None
         shape, _ = self.dataset.sample_spec().get(self.field, (None, None))
         return self._read_batch if shape in ((), (1,)) else None
 
     def _read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
-        super()._read_batch(indices, out, random)
+        super().read_batch(indices, out, random)
         out[self.field].copy_(self.translation.translate(out[self.field], 1))
 
-    @property
-    def arrays(self) -> Callable[[], dict[str, np.ndarray]] | None:
-        return self._arrays if offers(self.dataset, "arrays") else None
-
-    def _arrays(self) -> dict[str, np.ndarray]:
+    @if_offered
+    def arrays(self) -> dict[str, np.ndarray]:
         arrays = self.dataset.arrays()
         return {**arrays, self.field: self.translation.translate(arrays[self.field], 1)}
 
 
-class RelabelledStream(IterableDataset[Any]):
+class RelabelledStream(Wrapper, IterableDataset[Any]):
     """A stream with its labels as numbers of `classes`. It has what the stream has, such as `state_dict`."""
 
     def __init__(self, dataset: Any, translation: Labels, label: str) -> None:
         self.classes = translation.classes
         self.field = label
         self.translation = translation
-        self.dataset = dataset  # last: see pass_on
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not pass_on(self, name, value):
-            super().__setattr__(name, value)
+        self.dataset = dataset  # last: see Wrapper
 
     def __getattr__(self, name: str) -> Any:
         if name == "dataset" or name.startswith("__"):  # while it is unpickled

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from hashlib import blake2b
 from inspect import ismethod
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,19 +35,55 @@ class Fold(NamedTuple):
     folds: int
 
 
-class Subset:
+class Wrapper:
+    """A dataset around another one, its `dataset`.
+
+    An attribute that only the dataset inside has, such as a callback's `level`, is set there: so it is used. What the
+    wrapper has itself, and whatever is set before its `dataset`, is its own.
+    """
+
+    dataset: Any
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = vars(self)
+        is_own = name.startswith("_") or "dataset" not in own or name in own or hasattr(type(self), name)
+        if is_own or not hasattr(self.dataset, name):
+            super().__setattr__(name, value)
+        else:
+            self._set_inside(name, value)
+
+    def _set_inside(self, name: str, value: Any) -> None:
+        setattr(self.dataset, name, value)
+
+
+def if_offered(method: Callable[..., Any]) -> Any:
+    """A wrapper's method as a property, which is None unless the dataset inside offers a method of this name."""
+
+    def bound(self: Wrapper) -> Callable[..., Any] | None:
+        return MethodType(method, self) if offers(self.dataset, method.__name__) else None
+
+    return property(bound, doc=method.__doc__)
+
+
+class Subset(Wrapper):
     """The samples of `dataset` at `indices`, int64 (N,).
 
-    A method of the dataset that may take an index is not passed on: call it on `dataset`.
+    A method of the dataset that may take an index is not passed on: call it on `dataset`. Of an attribute with a value
+    per sample, those of these samples are read and set.
     """
 
     def __init__(self, dataset: Any, indices: np.ndarray) -> None:
         self.indices = indices
-        self.dataset = dataset  # last: see pass_on
+        self.dataset = dataset  # last: see Wrapper
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not pass_on(self, name, value):
-            super().__setattr__(name, value)
+    def _set_inside(self, name: str, value: Any) -> None:
+        values = getattr(self.dataset, name)
+        if name not in PASSED_ON and is_per_sample(values, self.dataset):
+            if not is_per_sample(value, self):
+                text = " ".join(repr(value).split())[:60]
+                raise DataError(f"{name} of {len(self)} samples of a dataset: give a value for each, not {text}")
+            value = with_values(values, self.indices, value)
+        super()._set_inside(name, value)
 
     def __getattr__(self, name: str) -> Any:
         """The dataset's attributes, such as `labels`. Those with a value per sample have the values of the subset."""
@@ -84,20 +121,12 @@ class Subset:
     def __getitem__(self, index: int) -> Any:
         return self.dataset[int(self.indices[index])]
 
-    @property
-    def read_batch(self) -> Callable[..., None] | None:
-        """The dataset's read_batch for this part; None if the dataset offers none."""
-        return self._read_batch if offers(self.dataset, "read_batch") else None
-
-    def _read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
+    @if_offered
+    def read_batch(self, indices: np.ndarray, out: dict[str, Any], random: Any) -> None:
         self.dataset.read_batch(self.indices[indices], out, random)
 
-    @property
-    def arrays(self) -> Callable[[], dict[str, np.ndarray]] | None:
-        """The rows of the dataset's arrays; None if the dataset offers none."""
-        return self._arrays if offers(self.dataset, "arrays") else None
-
-    def _arrays(self) -> dict[str, np.ndarray]:
+    @if_offered
+    def arrays(self) -> dict[str, np.ndarray]:
         return {name: array[self.indices] for name, array in self.dataset.arrays().items()}
 
 
@@ -107,29 +136,6 @@ def is_per_sample(value: Any, dataset: Any) -> bool:
     if isinstance(value, Sequence):
         return not isinstance(value, str) and len(value) == count
     return bool(getattr(value, "shape", ())[:1] == (count,))
-
-
-def pass_on(wrapper: Any, name: str, value: Any) -> bool:
-    """Sets an attribute that only the dataset in a wrapper has, such as a callback's `level`, there: so it is used.
-
-    Returns whether it was set. What the wrapper has itself, and whatever is set before its `dataset`, is its own.
-    Of an attribute with a value per sample, a subset sets those of its samples.
-    """
-    own = vars(wrapper)
-    if name.startswith("_") or "dataset" not in own or name in own or hasattr(type(wrapper), name):
-        return False
-    dataset = own["dataset"]
-    if not hasattr(dataset, name):
-        return False
-    if isinstance(wrapper, Subset) and name not in PASSED_ON:
-        values = getattr(dataset, name)
-        if is_per_sample(values, dataset):
-            if not is_per_sample(value, wrapper):
-                text = " ".join(repr(value).split())[:60]
-                raise DataError(f"{name} of {len(wrapper)} samples of a dataset: give a value for each, not {text}")
-            value = with_values(values, wrapper.indices, value)
-    setattr(dataset, name, value)
-    return True
 
 
 def with_values(values: Any, indices: np.ndarray, new: Any) -> Any:
