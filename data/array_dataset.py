@@ -26,6 +26,8 @@ class ArrayDataset(ImageDataset):
 
     has_one_size = True
 
+    _prepared_by = ("image_shape",)
+
     def __init__(
         self,
         images: np.ndarray,

@@ -1,5 +1,6 @@
 """Mix: several datasets as one, whose training samples are drawn from each by weights (loaders.Mixture)."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Any
@@ -13,6 +14,8 @@ from data.classes import with_classes
 from data.errors import DataError, Range, check_choice, check_range
 from data.subset import Fold, split, unaugmented, undivided
 from loaders import Mixture, offers
+
+log = logging.getLogger(__name__)
 
 
 def mixed(
@@ -75,6 +78,17 @@ class Mix(ConcatDataset[Any]):
         first = self.datasets[0]
         self.mean = optional(first, "mean")
         self.std = optional(first, "std")
+        for key in ("mean", "std"):
+            values = [
+                None if value is None else [*value] for value in (optional(part, key) for part in parts.values())
+            ]
+            if any(value != values[0] for value in values):
+                log.info(
+                    "the parts of the mixture have different %s, %s: without data.%s the first is used",
+                    key,
+                    values,
+                    key,
+                )
         if self.read_batch is not None:
             self._check_common("image_size", [part.sample_spec().items() for part in parts.values()])
 
@@ -83,9 +97,10 @@ class Mix(ConcatDataset[Any]):
         first, *others = ([] if value is None else list(value) for value in values)
         for name, other in zip(self.names[1:], others, strict=True):
             if other != first:
+                remedy = ", or set data.classes" if key == "classes" else ""
                 raise DataError(
                     f"data.parts.{name} has another {key} than {self.names[0]}: {other}, not {first}; make them "
-                    "equal, or set data.classes for classes"
+                    f"equal{remedy}"
                 )
 
     @property
@@ -103,9 +118,9 @@ class Mix(ConcatDataset[Any]):
             raise AttributeError("a part of the mixture has no labels")
         return np.concatenate(labels)
 
-    def split_parts(self, share: float | Fold) -> list["Mix"]:
+    def split_parts(self, choice: float | Fold) -> list["Mix"]:
         """Splits each part by itself: see data.subset.split."""
-        pairs = [split(part, share) for part in self.datasets]
+        pairs = [split(part, choice) for part in self.datasets]
         return [self._of(side) for side in zip(*pairs, strict=True)]
 
     def without_augmentation(self) -> "Mix":

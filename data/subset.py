@@ -189,10 +189,10 @@ def undivided(dataset: Any) -> Any:
     return dataset
 
 
-def split(dataset: Any, share: float | Fold) -> tuple[Any, Any]:
+def split(dataset: Any, choice: float | Fold) -> tuple[Any, Any]:
     """Splits the dataset into (training samples, validation samples), each in the dataset's order.
 
-    share: nearly this fraction (0..1) of the samples validates, or this fold; with 0 none does. These samples are not
+    choice: nearly this fraction (0..1) of the samples validates, or this fold; with 0 none does. These samples are not
     augmented. Invariant: a sample's side follows from what it is (`identities`), so it stays there when others come,
     go or move, and a larger fraction adds to the validation samples. A dataset may have `is_val`, bool (N,), which
     names the validation samples; `val_groups`, (N,): samples of a group are never separated; `stratify`: see
@@ -200,36 +200,39 @@ def split(dataset: Any, share: float | Fold) -> tuple[Any, Any]:
     """
     split_parts = optional(dataset, "split_parts")
     if split_parts is not None:
-        training, validation = split_parts(share)
+        if isinstance(choice, Fold) and not isinstance(dataset, ConcatDataset):
+            name = f"{type(dataset).__name__}.split_parts(fraction)"
+            raise DataError(f"{setting_of(choice)}: {name} takes a share: set data.val_fraction in its place")
+        training, validation = split_parts(choice)
         return training, validation
     is_val = optional(dataset, "is_val")
     if is_val is None:
-        if not share:
+        if not choice:
             return dataset, Subset(dataset, np.arange(0))
-        is_val = choose(dataset, share)
-    elif share:
+        is_val = choose(dataset, choice)
+    elif choice:
         kind = type(undivided(dataset)).__name__
         raise DataError(
-            f"{setting_of(share)}: {kind} has validation samples already, by `is_val` (a table by data.split): leave "
+            f"{setting_of(choice)}: {kind} has validation samples already, by `is_val` (a table by data.split): leave "
             "one of them out"
         )
     training = Subset(dataset, np.flatnonzero(~is_val))
     return training, Subset(unaugmented(dataset), np.flatnonzero(is_val))
 
 
-def setting_of(share: float | Fold) -> str:
-    return f"data.folds={share.folds}" if isinstance(share, Fold) else f"data.val_fraction={share}"
+def setting_of(choice: float | Fold) -> str:
+    return f"data.folds={choice.folds}" if isinstance(choice, Fold) else f"data.val_fraction={choice}"
 
 
-def choose(dataset: Any, share: float | Fold) -> np.ndarray:
+def choose(dataset: Any, choice: float | Fold) -> np.ndarray:
     """Chooses the validation samples: bool (N,).
 
     The hash of a sample, or of its group, decides. With `stratify` it does so in each class; a group counts for the
     class of its first sample.
     """
     count = len(dataset)
-    if not isinstance(share, Fold) and (count < 2 or not 0 < share < 1):
-        raise DataError(f"{setting_of(share)} of {count} samples: give a share below 1, of 2 or more")
+    if not isinstance(choice, Fold) and (count < 2 or not 0 < choice < 1):
+        raise DataError(f"{setting_of(choice)} of {count} samples: give a share below 1, of 2 or more")
     groups = optional(dataset, "val_groups")
     hashes = identities(dataset, log.info) if groups is None else hashed(groups)
     classes = np.zeros(count, int)
@@ -241,10 +244,10 @@ def choose(dataset: Any, share: float | Fold) -> np.ndarray:
     numbers = (hashes >> 11) * 2.0**-53  # from 0 to below 1, in rising order
     _, class_of_group, sizes = np.unique(classes[firsts], return_inverse=True, return_counts=True)
     by_class = np.split(np.argsort(class_of_group, kind="stable"), np.cumsum(sizes)[:-1])  # in each class by number
-    if isinstance(share, Fold):
-        is_chosen = fold_of_groups(share.folds, numbers, by_class) == share.fold
+    if isinstance(choice, Fold):
+        is_chosen = fold_of_groups(choice.folds, numbers, by_class) == choice.fold
     else:
-        is_chosen = groups_below(share, numbers, by_class, np.bincount(class_of_group[group_of_sample]))
+        is_chosen = groups_below(choice, numbers, by_class, np.bincount(class_of_group[group_of_sample]))
     return is_chosen[group_of_sample]
 
 
@@ -286,6 +289,11 @@ def fold_of_groups(folds: int, numbers: np.ndarray, by_class: Sequence[np.ndarra
             of_largest = groups[fold_of_group[groups] == counts.argmax()]
             fold_of_group[of_largest[0]] = counts.argmin()
             counts = np.bincount(fold_of_group[groups], minlength=folds)
+    if len({*fold_of_group.tolist()}) < folds:
+        raise DataError(
+            f"data.folds={folds}: no class has a sample or group for each fold, and one would have none: give fewer "
+            "folds, or data.stratify=false"
+        )
     return fold_of_group
 
 

@@ -177,6 +177,9 @@ class GlobalRandom:
         return torch.rand(1, k).numpy()
 
 
+STEPS_OF_PREPARE = ("prepare", "transformed", "stored", "cropped", "__getitem__")  # the methods of ImageDataset
+
+
 class ImageDataset:
     """Base class of our datasets of images: reads samples by `transform`, one at a time or as whole batches.
 
@@ -194,7 +197,7 @@ class ImageDataset:
     """
 
     has_one_size = False
-    _sizes: tuple[str, ...] = ("image_shape",)  # the attributes that the step center_crop depends on
+    _prepared_by: tuple[str, ...] = ()  # the attributes that `prepare` depends on, of a class that has all its steps
     classes: tuple[str, ...]
     labels: np.ndarray
     image_shape: tuple[int, ...]
@@ -279,12 +282,13 @@ class ImageDataset:
 
     @property
     def prepared_by(self) -> dict[str, Any] | None:
-        """What `prepare` depends on, for a checkpoint; None if it is a subclass's, or does more than center_crop."""
+        """What `prepare` depends on, for a checkpoint; None if a subclass, or another step than center_crop, does."""
         kind = type(self)
-        is_own = kind.prepare is ImageDataset.prepare and kind.__getitem__ is ImageDataset.__getitem__
-        if not is_own or self.test_transform.steps != ["center_crop"]:
+        ours = next(base for base in kind.__mro__ if "_prepared_by" in vars(base))
+        is_ours = all(getattr(kind, step) is getattr(ours, step) for step in STEPS_OF_PREPARE)
+        if not self._prepared_by or not is_ours or self.test_transform.steps != ["center_crop"]:
             return None
-        return {name: getattr(self, name) for name in self._sizes}
+        return {name: getattr(self, name) for name in self._prepared_by}
 
     def without_augmentation(self) -> Any:
         plain = copy(self)

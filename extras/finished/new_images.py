@@ -15,7 +15,7 @@ from data.batch_transform import Normalize
 from data.errors import DataError
 from data.images.crops import LONGEST_SIDE, CroppedDataset
 from training.config import Config
-from training.datasets import Datasets, build_task, sizes_of
+from training.datasets import Datasets, build_task, numbers_by_class, sizes_of
 
 
 class NewImages(Datasets):
@@ -30,6 +30,7 @@ class NewImages(Datasets):
         self.prepare = prepare_by(new_images["prepared_by"])
         # What training counts in the labels is not needed now, and there are none.
         section = {key: None if value == "balanced" else value for key, value in config.task.items()}
+        section = numbers_by_class("task", section, classes, classes) if classes else section
         self.task = build_task(section, SimpleNamespace(classes=classes))
         if len(self.task.inputs) != 1:
             raise DataError(f"the network needs {', '.join(self.task.inputs)}, and new images are one field")

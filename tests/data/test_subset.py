@@ -243,7 +243,12 @@ def test_no_fold_is_empty_nor_with_stratify_without_a_class_that_has_a_sample_fo
     if len(texts) < folds:
         return
     assert all(in_folds(Files(texts), folds))
-    parts = in_folds(Files(texts, stratify=True), folds)
+    try:
+        parts = in_folds(Files(texts, stratify=True), folds)
+    except DataError:
+        assert all(sum(text[-1] == label for text in texts) < folds for label in "0123")
+        return
+    assert all(parts)
     for label in "0123":
         counts = [sum(name[-1] == label for name in part) for part in parts]
         assert all(counts) or sum(counts) < folds
@@ -252,6 +257,26 @@ def test_no_fold_is_empty_nor_with_stratify_without_a_class_that_has_a_sample_fo
 def test_more_folds_than_samples_are_refused():
     with refused("data.folds=5 of 4 samples"):
         split([7] * 4, Fold(0, 5))
+
+
+class Parted(Files):
+    def split_parts(self, fraction):
+        return self, self
+
+
+def test_a_fold_that_no_class_could_fill_and_a_dataset_that_splits_itself_are_refused():
+    texts = [f"{number:02}/{number}{label}" for label in range(10) for number in range(2)]
+    empty = 0
+    for seed in range(20):
+        dataset = Files([f"{seed}{text}" for text in texts], stratify=True)
+        try:
+            assert all(in_folds(dataset, 5))
+        except DataError as error:
+            assert "no class has a sample or group for each fold" in str(error)
+            empty += 1
+    assert empty
+    with refused(r"data.folds=3: Parted.split_parts\(fraction\) takes a share"):
+        split(Parted(["a0", "b1"]), Fold(0, 3))
 
 
 def test_samples_without_names_are_known_by_their_pixels_or_by_their_position_which_is_said(caplog):

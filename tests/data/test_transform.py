@@ -199,7 +199,7 @@ def test_only_our_own_center_crop_alone_is_described_by_values(folder):
         assert dataset.prepared_by == values
         for steps in (["center_crop", "flip"], ["crop"], ["center_crop", lambda image: image]):
             assert make(False, test_transform=steps).prepared_by is None
-        for name in ("prepare", "__getitem__"):
+        for name in ("prepare", "transformed", "stored", "cropped", "__getitem__"):
             own = type("Own", (type(dataset),), {name: lambda self, image: image})
             dataset.__class__ = own
             assert dataset.prepared_by is None, name

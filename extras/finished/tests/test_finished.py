@@ -415,7 +415,7 @@ def without_data(tmp_path_factory):
     weights = "task.class_weights=balanced"
     runs = {
         "crops": ["data=image_folder", f"data.root={images}", crops, weights],
-        "cached": ["data=image_folder", f"data.root={images}", crops, cache],
+        "cached": ["data=image_folder", f"data.root={images}", crops, cache, "task.class_weights={cat: 1, dog: 2}"],
         "arrays": [f"data=fashion_mnist data.root={write_fashion(folder / 'fashion')} data.stratify=false"],
     }
     for name, settings in runs.items():
