@@ -247,11 +247,11 @@ class ImageDataset:
         transform = self.transform
         if transform.crop is None or transform.before:
             image = self.transformed(self.whole(index), transform, self.image_name(index))
-            return {"image": image, "label": label}
-        image = self.read_image(index)
-        if transform.after:
-            pixels = transform.call(transform.after, image.permute(2, 0, 1), self.image_name(index))
-            image = in_layout(pixels)
+        else:
+            image = self.read_image(index)
+            if transform.after:
+                pixels = transform.call(transform.after, image.permute(2, 0, 1), self.image_name(index))
+                image = in_layout(pixels)
         return {"image": image, "label": label}
 
     def read_image(self, index: int) -> torch.Tensor:
