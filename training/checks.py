@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
 from data import optional
-from data.errors import DataError
+from data.errors import DataError, explained
 from data.subset import Subset
 from loaders import Random, WorkerLoader, offers, tensors
 from training.config import Config
@@ -63,15 +63,12 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> A
         raise DataError(f"{name} has no samples: check the files that it reads")
     if collate is not None:
         return collate(samples)
-    try:
+    remedy = (
+        "return tensors, arrays or numbers from __getitem__, end data.transform with a crop or a resize to one size, "
+        "or set data.collate"
+    )
+    with explained(f"{name}: two samples cannot make a batch", remedy, (TypeError, ValueError, RuntimeError)):
         return default_collate(samples)
-    except (TypeError, ValueError, RuntimeError) as error:
-        path = optional(dataset, "path")
-        second = "" if path is None else f", the second is {path(1)}"
-        remedy = "set data.collate, or end data.transform with a crop or a resize to one size"
-        if isinstance(error, TypeError):
-            remedy = "return tensors, arrays or numbers from __getitem__, or set data.collate"
-        raise DataError(f"{name}: two samples cannot make a batch ({error}{second}): {remedy}") from error
 
 
 def readable(dataset: Any, skips: bool) -> Iterator[Any]:

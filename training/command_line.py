@@ -16,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import OmegaConf
 
+from data.errors import explained
 from data.transform import OLD_KEYS
 from training.config import ROOT, Config, ConfigError
 from training.files import write_whole
@@ -95,16 +96,12 @@ def with_home(argument: str) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ConfigError if the folder cannot be written."""
+    """Raises DataError if the folder cannot be written."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    try:
-        with tempfile.TemporaryFile(dir=existing) as probe:
-            probe.write(bytes(ROOM))
-    except OSError as error:
-        raise ConfigError(
-            f"{existing.absolute()} cannot be written ({error.strerror}): "
-            "make room there, or set hydra.run.dir to another folder"
-        ) from error
+    what = f"{existing.absolute()} cannot be written"
+    remedy = "make room there, or set hydra.run.dir to another folder"
+    with explained(what, remedy, OSError), tempfile.TemporaryFile(dir=existing) as probe:
+        probe.write(bytes(ROOM))
 
 
 def parsed(overrides: list[str]) -> dict[str, Override]:
