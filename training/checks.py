@@ -121,7 +121,9 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_
     """
     if processes.world_size == 1:
         return
-    remedy = "each process has to find the same files, in the same order: sort them, and what comes from a set"
+    remedy = (
+        "each process has to find the same files, in the same order: sort them, and do not rely on the order of a set"
+    )
     lengths = processes.gather(None if is_stream(dataset) else len(dataset))
     if len({*lengths}) > 1:
         raise DataError(f"the {name} sets of the processes have different lengths, {lengths}: {remedy}")
@@ -163,7 +165,7 @@ def checksum_of_labels(dataset: Any) -> int:
 def checksum(value: Any) -> int:
     """A checksum of a value, or of an array of them."""
     array = np.asarray(() if value is None else value)
-    if array.dtype != object and array.size > MOST_AS_TEXT:
+    if array.ndim > 1 and array.dtype.kind in "biuf" and array.size > MOST_AS_TEXT:
         return crc32(np.ascontiguousarray(array).data)
     values = array.tolist()  # as checkpoints have it since the first version
     if array.dtype == object:  # a set has another order in each process

@@ -113,8 +113,9 @@ def changes_since(
         theirs[key] = state["loader"].get(key)
         ours[key] = loader.get(key)
     changed: dict[str, str] = {}
+    not_compared = "train.resume", *extras_of_one(*(each.get("callbacks", {}) for each in (state["config"], settings)))
     for key in theirs | ours:
-        if key != "train.resume" and ours.get(key) != theirs.get(key):
+        if not key.startswith(not_compared) and ours.get(key) != theirs.get(key):
             changed[key] = f"{key} is {ours.get(key)}, was {theirs.get(key)}"
     if is_within_epoch and state["loader"].get("dataset_length") != loader.get("dataset_length"):
         return changed
@@ -128,6 +129,13 @@ def changes_since(
     elif not alike(state["data"]["first"], data["first"]):
         changed["first"] = "the first samples of the training set have changed"
     return changed
+
+
+def extras_of_one(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    """The keys of callbacks of extras/ that one of the runs lacks: that folder has come, or was deleted, since."""
+    sections = theirs | ours
+    names = [name for name in theirs.keys() ^ ours.keys() if sections[name]]
+    return [f"callbacks.{name}." for name in names if sections[name].get("_target_", "").startswith("extras.")]
 
 
 def check_same_run(folder: Path, changed: dict[str, str], is_job: bool, has_finished: bool) -> None:

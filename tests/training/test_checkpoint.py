@@ -181,6 +181,15 @@ def test_a_run_is_this_one_if_nothing_differs_that_it_reports(tmp_path, key, of_
                 check_same_run(tmp_path, changed, is_job, has_finished)
 
 
+@pytest.mark.parametrize(("target", "count"), [("extras.parts.parts.Parts", 0), ("mine.Callback", 2)])
+def test_a_run_stays_this_one_when_an_extra_comes_with_a_callback_or_is_deleted(target, count):
+    with_it = {"callbacks": {"best": {"keep": 1}, "new": {"_target_": target, "share": 2}}}
+    without = {"callbacks": {"best": {"keep": 1}}}
+    for theirs, ours in ((with_it, without), (without, with_it)):
+        state = {"config": theirs, "loader": {"samples": 0}, "data": {"labels": 0, "first": []}}
+        assert len(changes_since(state, ours, {}, {"labels": 0, "first": []})) == count
+
+
 class Code:
     def __reduce__(self):
         return eval, ("__import__('os').environ.__setitem__('RAN', '1')",)

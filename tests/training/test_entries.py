@@ -80,6 +80,8 @@ SETTINGS = {
     "data.folds=1 data.fold=0": "at least 2 folds",
     "data.folds=5 data.fold=5": "data.fold=5",
     "data.folds=5 data.fold=0 data.val_fraction=0.1": "no val_fraction",
+    "optim.layer_decay=2": "optim.layer_decay=2: give a number from 0 to 1",
+    "train.unfreeze_after=1": "nothing is frozen",
     "data.streaming=never": "data.streaming=never",
     "data.collate=3": "data.collate=3",
     "data.collate={_target_: builtins.list}": "data.collate",

@@ -8,6 +8,7 @@ from torch import nn
 
 from models.small_cnn import SmallCNN
 from tests.configs import TWO_PARTS, checkpoint, steps, train
+from tests.data.reading import refused
 from training.optimizer import build_optimizer, cosine, freeze, resume_optimizer
 
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.5, "momentum": 0.9, "weight_decay": 0.1}
@@ -68,11 +69,20 @@ def test_rates_fall_from_the_last_layer_to_what_the_network_has_of_its_own_and_a
     ]
 
 
+def test_a_weight_that_layers_share_has_the_rate_of_the_last_of_them():
+    model = Whole()
+    model.head.weight = model.body[0][0].weight
+    groups = build_optimizer(model, SGD | {"layer_decay": 0.5}).param_groups
+    assert [group["lr"] for group in groups for weight in group["params"] if weight is model.head.weight] == [0.5]
+    with refused("optim.layer_decay=0.5: it lowers optim.lr"):
+        build_optimizer(model, {"_target_": "torch.optim.Adam", "layer_decay": 0.5})
+
+
 def test_metrics_have_each_rate_of_groups(tmp_path):
     train(tmp_path, f"{TWO_PARTS} optim.layer_decay=0.5 train.epochs=1")
-    assert all(line["lr_1"] == line["lr"] / 2 and "lr_2" not in line for line in steps(tmp_path))
+    assert all(line["lr_2"] == line["lr"] / 2 and "lr_1" not in line for line in steps(tmp_path))
     train(tmp_path / "without", "train.epochs=1")
-    assert not any("lr_1" in line for line in steps(tmp_path / "without"))
+    assert not any("lr_2" in line for line in steps(tmp_path / "without"))
 
 
 FROZEN = "model=small_cnn model.width=2 data.length=128 train.freeze=backbone train.keep_checkpoints=3 train.epochs=3"

@@ -59,6 +59,15 @@ def test_balanced_weights_are_those_of_labels_of_any_kind_that_training_takes():
     assert Classification(two, class_weights="balanced").own_loss.weight.tolist() == pytest.approx([2, 2 / 3])
 
 
+def test_class_weights_beside_a_default_loss_of_a_subclass_are_refused():
+    class Focal(Classification):
+        def default_loss(self, outputs, labels):
+            return outputs.sum()
+
+    with refused("task.class_weights: Focal has its own default_loss"):
+        Focal(THREE, class_weights=[1, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("labels", "weights", "said"),
     [
