@@ -44,7 +44,7 @@ class Seeder:
         self.reseeds = [reseed for reseed in reseeds if reseed is not None]
 
     def update(self, epoch: int, compares: bool = True) -> None:
-        """is called before a batch. Searches again in another epoch or, if it compares, if an object was replaced."""
+        """Is called before a batch. Searches again in another epoch or, if it compares, if an object was replaced."""
         if epoch != self._epoch or (compares and self._held.has_changed()):
             self._search()
         self._epoch = epoch

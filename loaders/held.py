@@ -1,4 +1,6 @@
-"""Finds what a loader calls (dataset, collate_fn, transforms) holds: random generators, and what may change in it.
+"""Finds what the objects that a loader calls (dataset, collate_fn, transforms) hold.
+
+That is random generators, and what may change in it.
 
 One walk along references, as Python's garbage collector knows them (gc.get_referents): from an object to its
 attributes, slots and class, from a container to its items, from a method to its object. So it evaluates no property
@@ -231,7 +233,10 @@ def items_of(value: Any) -> list[Any]:
 
 
 def parts_of(value: Any) -> list[Any]:
-    """What an object refers to, as far as it is looked into. Classes have no annotations and such then."""
+    """What an object refers to, as far as it is looked into.
+
+    Of a class, names that begin with __ are left out, except functions.
+    """
     if type(value) is FunctionType:
         return [value.__defaults__, value.__kwdefaults__, vars(value) or None, *(value.__closure__ or ())]
     if is_class(value):

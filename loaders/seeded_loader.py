@@ -45,7 +45,7 @@ class SeededLoader(WorkerLoader[T_co]):
     _plan: Plan | None = None  # the newest epoch's
     _current: EpochIterator | None = None  # the iterator behind next(loader)
     _length = 0  # the dataset's length when the workers got it
-    _contents: Any = None  # what it held then
+    _contents: Any = None  # what it held then; without worker copies its sample_spec()
 
     def __iter__(self) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -222,4 +222,4 @@ class SeededLoader(WorkerLoader[T_co]):
         return {**super().__getstate__(), "_consumer": copy(self._consumer), "_plan": None, "_current": None}
 
 
-WorkerLoader.with_seed[False] = SeededLoader
+WorkerLoader.seeded_class = SeededLoader

@@ -32,7 +32,10 @@ class Clips:
 
 
 class Net3D(nn.Sequential):
-    """Takes frames, uint8 (B, frames, H, W, 3), as only images are normalised before. Returns logits."""
+    """Takes frames, uint8 (B, frames, H, W, 3), and returns logits.
+
+    Only the field `image` is normalised for it, so it scales frames itself.
+    """
 
     def __init__(self, num_classes: int, width: int = 8) -> None:
         layers: list[nn.Module] = []

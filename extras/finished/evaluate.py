@@ -29,7 +29,7 @@ from extras.finished.samples import name_of
 from training.config import ROOT
 from training.dry_run import dry_run_evaluation
 from training.files import write_whole
-from training.results import plain
+from training.results import only_warns, plain
 from training.script import run_script
 from training.trainer import Trainer
 
@@ -60,9 +60,10 @@ def main(typed: list[str] | None = None) -> dict[str, Any]:
                 write_whole(out / name, picture)
         print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
     write_whole(out / "evaluation.json", json.dumps(plain(result), indent=2) + "\n")
-    update_page(run.folder)
     shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
     print(f"{run}\n{shown} of {samples:,} samples ({arguments.split})")
+    with only_warns("report.html"):
+        update_page(run.folder)
     return result
 
 

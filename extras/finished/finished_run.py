@@ -61,7 +61,12 @@ class FinishedRun:
         self._config = replace(self.config, model=self.config.model | loaded)
         self._processes = Processes(self.config.device, self.config.train)
         replaces_data = any(text.lstrip("+~").startswith("data") for text in overrides)
-        if not (for_new_images and not replaces_data and self._build_for_new_images(state)):
+        reason = ""
+        if for_new_images:
+            reason = "a setting of data is given" if replaces_data else self._build_for_new_images(state)
+        if reason:
+            log.warning("%s: %s, so the run's dataset is built", self.path, reason)
+        if reason or not for_new_images:
             self.data = Datasets(self.config, Origin(state), self._processes, is_finished=True)
             self.data.check_split(state["data"]["trained"])
             self._build_trainer()
@@ -69,20 +74,17 @@ class FinishedRun:
         self.device = self.trainer.device
         self._load(state)
 
-    def _build_for_new_images(self, state: dict[str, Any]) -> bool:
-        """Builds all without a dataset. Returns False, and says why, if the dataset is needed."""
+    def _build_for_new_images(self, state: dict[str, Any]) -> str:
+        """Builds all without a dataset. Returns why the dataset is needed; empty if it is not."""
         new_images = state["new_images"]
         if new_images is None or new_images["prepared_by"] is None:
-            reason = "it does not say by numbers alone how images are prepared"
-        else:
-            try:
-                self.data = NewImages(self.config, new_images, state["classes"])
-                self._build_trainer()
-                return True
-            except (AttributeError, ExpectedError, TypeError) as error:  # a task or a trainer looks at the dataset
-                reason = " ".join(str(error).split())
-        log.warning("%s: %s, so the run's dataset is built", self.path, reason)
-        return False
+            return "it does not say by numbers alone how images are prepared"
+        try:
+            self.data = NewImages(self.config, new_images, state["classes"])
+            self._build_trainer()
+        except (AttributeError, ExpectedError, TypeError) as error:  # a task or a trainer looks at the dataset
+            return " ".join(str(error).split()) or type(error).__name__
+        return ""
 
     def _build_trainer(self) -> None:
         config = self._config

@@ -44,12 +44,12 @@ class UnreadableSamples:
         if samples and run.is_main:
             path = run.folder / "unreadable.tsv"
             write_whole(path, "".join("\t".join(sample) + "\n" for sample in samples.values()))
-            log.warning("%d files could not be read: %s lists them", len(samples), path)
+            log.warning("%d samples could not be read: %s lists them", len(samples), path)
 
 
 def unreadable(run: Run) -> Iterator[Sample]:
     """The samples that this process could not read, each once."""
-    for part, loader in (("train", run.train_loader), (run.eval_split, run.eval_loader)):
+    for part, loader in run.loaders.items():
         path = optional(loader.dataset, "path")
         workers = loader.loader_stats.workers
         for index, reason in workers.skipped if workers else ():

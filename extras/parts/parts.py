@@ -13,6 +13,7 @@ from torch import Tensor
 
 from training.dry_run import divides_batches, no_trace
 from training.metrics import Means
+from training.results import only_warns
 from training.run import Run
 from training.trainer import Trainer, parts_of, rows_of
 
@@ -43,16 +44,19 @@ class PartsOfBatches:
         is_own = kind.training_step is not Trainer.training_step or kind.train_step is not Trainer.train_step
         if is_own or not divides_batches(trainer):
             return
-        with leaving_sums(trainer):
+        difference = 0.0
+        with leaving_sums(trainer), only_warns("callbacks.parts"):  # an error must not reach leaving_sums
             difference = relative_difference(trainer, rows_of(run.batch, slice(SAMPLES), count))
+        found = "the loss of one sample alone raises an error"
+        if difference < math.inf:
+            found = f"the gradient of the loss of {min(SAMPLES, count)} samples differs by {difference:.0%} from what "
+            found += "the gradients of each add up to"
         if difference > TOLERANCE:
             log.warning(
-                "the gradient of the loss of %d samples differs by %.0f %% from what the gradients of each add up to: "
-                "with train.accumulate or several processes it is not that of the whole batch. If the loss weights or "
-                "ignores labels, override loss_denominator of the task (docs/cluster.md); if it compares samples, set "
-                "train.accumulate=1",
-                min(SAMPLES, count),
-                100 * difference,
+                "%s: with train.accumulate or several processes it is not that of the whole batch. If the loss "
+                "weights or ignores labels, override loss_denominator of the task (docs/cluster.md); if it compares "
+                "samples, set train.accumulate=1",
+                found,
             )
 
 

@@ -43,9 +43,16 @@ ENTRY = re.compile(r"^\[[^]\n]+\]\[[^]\n]+\]\[(\w+)\] - ", re.MULTILINE)  # wher
 TRACEBACK = "\nTraceback (most recent call last):"
 
 
-def write(folder: Path) -> None:
-    """Writes report.html. A run of before there was a report.json has its figures in summary.json."""
+def write(folder: Path, by_run: bool = False) -> None:
+    """Writes report.html. by_run: the run itself does, so that it is known to be alive.
+
+    Runs of before there was a report.json have summary.json and first_batch.json.
+    """
     facts = json_of(folder / "summary.json") | json_of(folder / FACTS)
+    if "first_batch" not in facts:
+        facts["first_batch"] = json_of(folder / "first_batch.json")
+    if not by_run and facts.get("status", "").startswith("running"):
+        facts["status"] = f"last written while {facts['status']}"
     rows = metrics(folder / "metrics.jsonl")
     errors = [facts["error"]] if "error" in facts else []
     warnings = dict.fromkeys([*errors, *facts.get("warnings", []), *warnings_of(folder / "train.log")])
@@ -110,7 +117,8 @@ def commands_of(folder: Path, facts: dict[str, Any]) -> dict[str, str]:
     again = ["python", "train.py", *flags, *command["overrides"]]
     commands = {"Train again": again}
     if step_files(folder / "checkpoints"):
-        commands["Resume"] = resume
+        if "planned_epochs" in facts or not (folder / "summary.json").exists():  # else more epochs are needed
+            commands["Resume"] = resume
         for name, arguments in {"evaluate": [], "predict": ["IMAGES"]}.items():
             program = f"extras/finished/{name}.py"
             if (ROOT / program).exists():

@@ -63,7 +63,9 @@ class Report:
         if run.is_main:
             with only_warns("callbacks.report"):
                 self._facts = facts_of(run)
-                self._facts |= facts_of_code(run)  # there may be no git
+                self._facts |= {"settings": changed_settings(run), "versions": versions()}
+            with only_warns("the commit in report.html"):  # there may be no git
+                self._facts |= {"git_commit": git_commit(), "uncommitted": uncommitted_files()}
 
     def on_log(self, run: Run, values: dict[str, float]) -> None:
         """At the first step: what the network saw. A resumed run may begin with an evaluation, which has no batch."""
@@ -112,7 +114,7 @@ class Report:
         began = time.monotonic()
         content = self._facts | facts | {"status": status}
         write_whole(run.folder / page.FACTS, json.dumps(plain(content)))
-        page.write(run.folder)
+        page.write(run.folder, by_run=True)
         ended = time.monotonic()
         self._next_page = ended + (ended - began) / PAGES
 
@@ -187,16 +189,11 @@ def facts_of(run: Run) -> dict[str, Any]:
     }
 
 
-def facts_of_code(run: Run) -> dict[str, Any]:
-    """The settings that differ from those of conf/, by key, whatever has changed them; the commit and the versions."""
+def changed_settings(run: Run) -> dict[str, Any]:
+    """The settings that differ from those of conf/, by key, whatever has changed them."""
     defaults = default_settings()
     settings = flat(plain(run.trainer.settings))
-    return {
-        "settings": {key: value for key, value in settings.items() if value != defaults.get(key)},
-        "git_commit": git_commit(),
-        "uncommitted": uncommitted_files(),
-        "versions": versions(),
-    }
+    return {key: value for key, value in settings.items() if value != defaults.get(key)}
 
 
 @cache
@@ -218,9 +215,10 @@ def uncommitted_files() -> list[str]:
 
 def chance(run: Run) -> float | None:
     """The accuracy of a network that always predicts the most common class; None if that is not known."""
-    dataset = getattr(run.data, run.eval_split)
-    labels = np.asarray(optional(dataset, "labels"))
-    if run.data.task.metric != "accuracy" or labels.ndim != 1 or labels.dtype.kind not in "iu":
+    if run.data.task.metric != "accuracy":
+        return None
+    labels = np.asarray(optional(getattr(run.data, run.eval_split), "labels"))
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
         return None
     _, counts = np.unique(labels, return_counts=True)
     return float(counts.max() / counts.sum())

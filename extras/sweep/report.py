@@ -29,8 +29,8 @@ NOTES = ".sweep"  # the folder of the jobs' notes
 SIMPLEST = ("torch", "threads", "workers", "prefetch", "resident")  # the loaders, the simplest first
 SPEED = "images_per_second"
 WAITING = "data_wait_fraction"
-SPEED_ONLY = {"loader", "device", "timing", "logger", "callbacks"}  # sections that do not change what a job learns
-REPEATS = {"seed", "data.fold", "data.folds"}
+SPEED_ONLY = {"loader", "device", "timing", "logger"}  # sections that do not change what a job learns
+REPEATS = {"seed", "data.fold"}
 METRICS = {  # keys of summary.json, their headings in the table, and how their values are written there
     SPEED: ("images/s", "{:,.0f}"),
     WAITING: ("waiting", "{:.1%}"),
@@ -85,7 +85,9 @@ class Setting:
 
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
-        overrides = jobs[0].setting if len(jobs) > 1 else jobs[0].overrides
+        overrides = jobs[0].overrides
+        if len(jobs) > 1:
+            overrides = [text for text in jobs[0].setting if not text.startswith("data.folds=")]  # needs data.fold
         self.command = shlex.join(["python", "train.py", *overrides])
         self.numbers = ", ".join(str(job.number) for job in jobs)
         statuses = Counter(job.status for job in jobs)

@@ -154,6 +154,18 @@ class Photos:
         return self.files[index]
 
 
+def test_files_of_the_test_set_are_listed_too_if_a_validation_set_chooses(photos, tmp_path):
+    damaged = photos / "val/dog/11.png"
+    damaged.write_bytes(damaged.read_bytes()[:3000])
+    settings = (
+        f"data._target_={HERE}.Photos +data.root={photos} data.val_fraction=0.5 train.batch_size=4 loader=workers"
+    )
+    settings += " train.epochs=1 loader.num_workers=1 loader.on_error=skip callbacks/standard=[unreadable]"
+    summary = train(tmp_path, settings)
+    assert summary["skipped_files"] == summary["skipped_samples"] == 1
+    assert (tmp_path / "unreadable.tsv").read_text().startswith(f"test\t2\t{damaged}\t")
+
+
 @pytest.mark.parametrize("on_error", ["skip", "raise"])
 def test_a_run_lists_the_files_that_it_could_not_read(photos, tmp_path, caplog, on_error):
     damaged = [photos / "train/cat/6.png", photos / "val/dog/11.png"]

@@ -70,3 +70,17 @@ def test_a_loss_whose_parts_add_up_is_not_warned_of_and_nothing_else_changes(tmp
         runs.append(untimed(folder))
     assert runs[0] == runs[1]
     assert "loss_denominator" not in caplog.text
+
+
+def test_an_error_of_the_comparison_is_a_warning_and_changes_nothing_else(tmp_path, caplog, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no gradient")
+
+    monkeypatch.setattr("extras.parts.parts.gradient", fail)
+    runs = []
+    for callbacks in ("best", "best,parts"):
+        folder = tmp_path / callbacks
+        train(folder, *FAST, "train.accumulate=2", f"callbacks/standard=[{callbacks}]")
+        runs.append(untimed(folder))
+    assert runs[0] == runs[1]
+    assert "callbacks.parts failed, but not the run: no gradient" in caplog.text

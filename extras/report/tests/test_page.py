@@ -101,6 +101,14 @@ def test_a_page_has_all_of_a_run_escaped_and_needs_no_other_file(tmp_path, monke
     assert all(text in found.text for text in ("Where the time went", "0a1b2c3d", "Card 9000", "M train.py"))
     page.main([str(tmp_path)])
     assert parts(tmp_path).text == found.text, "it is made again of what is in the folder"
+    kept = facts(tmp_path)
+    (tmp_path / "first_batch.json").write_text(json.dumps(kept.pop("first_batch")))
+    (tmp_path / page.FACTS).write_text(json.dumps(kept))
+    page.main([str(tmp_path)])
+    assert parts(tmp_path).text == found.text, "an earlier run has it in a file of its own"
+    (tmp_path / page.FACTS).write_text(json.dumps(kept | {"status": "running at 10:00"}))
+    page.main([str(tmp_path)])
+    assert "last written while running at 10:00" in parts(tmp_path).text, "it may have been killed"
     with refused("has trained"):
         page.main([str(tmp_path / "other")])
 
@@ -219,7 +227,7 @@ def test_the_page_begins_with_the_best_score_its_epoch_and_checkpoint_and_the_le
     step = checkpoint(tmp_path, "best")["step"]
     first, *_ = parts(tmp_path).text.partition("Where the time went")
     assert f"{best:.4g}best test accuracy, epoch {step // 16}" in first
-    assert f"checkpoints/step-{step:07}.pt" in first and "0.75by chance" in first
+    assert f"checkpoints/step-{step:07}.pt" in first and "0.75accuracy of always naming the most common class" in first
 
 
 class Common(Images):
@@ -265,12 +273,14 @@ def test_warnings_are_whole_and_counted(tmp_path):
 
 @pytest.mark.parametrize("broken", ["page.write", "first_batch.seen", "git_commit"])
 def test_a_page_that_cannot_be_written_is_a_warning_and_fails_no_run(tmp_path, monkeypatch, caplog, broken):
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError("no space left")
 
     monkeypatch.setattr(f"extras.report.report.{broken}", fail)
     summary = train(tmp_path, REPORT)
     assert summary["phase_seconds"] and "no space left" in caplog.text and (tmp_path / "report.md").exists()
+    if broken == "git_commit":
+        assert facts(tmp_path)["settings"] and facts(tmp_path)["versions"]
 
 
 def long_run(folder):

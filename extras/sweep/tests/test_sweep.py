@@ -134,6 +134,7 @@ SWEEPS = [  # jobs, what the report says, what it does not say
     (WIDE, "\nThe first of them: job 2, 3, test_accuracy 0.4500 +- 0.3536. Use it by\n", ""),
     (ERRORS, "Best score: job 1, test_mae 0.2000. Use it by\n  python train.py optim.lr=2", ""),
     ([("loader=torch", 1101), ("loader=workers", FASTER | {"test_accuracy": 0.95})], "Fastest: job 0", "Best score"),
+    ([("callbacks.ema.decay=0.9", 9), ("callbacks.ema.decay=0.99", 10)], "Best score", "Fastest"),
     ([("loader=prefetch", 910), ("loader=torch", 455), ("loader=cached", 1000)], "instant loading: 1,000 im", ""),
 ]
 
