@@ -60,6 +60,11 @@ def test_a_config_file(tmp_path, content):
     assert "@package" in shown or "not in 'Config'" not in shown
 
 
+def test_a_job_that_fails_is_told_nothing_of_command_lines_that_hydra_refuses(tmp_path):
+    shown = run(tmp_path, "debug=fast", "task.metric=nothing")
+    assert "it is one of loss, accuracy" in shown and "Config" not in shown
+
+
 # Settings: values of another type than their parameter takes
 
 SETTINGS = {
