@@ -110,7 +110,7 @@ class FinishedRun:
         """The split "train", "val" or "test" of the run's data, without augmentation."""
         dataset = {"train": self.data.train, "val": self.data.val, "test": self.data.test}[split]
         if dataset is None:
-            raise ConfigError("--split val: the run has no validation set, data.val_fraction was 0")
+            raise ConfigError("--split val: the run has no validation set beside its test set: use --split test")
         return unaugmented(dataset)
 
     def loader(self, dataset: Any) -> Preloader:

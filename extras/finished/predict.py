@@ -47,7 +47,7 @@ def main(typed: list[str] | None = None) -> Path:
     inputs_help = "images, folders, .txt files with a path per line; KEY=VALUE replaces a setting of the run"
     options.add_argument("inputs", nargs="*", default=[], help=inputs_help)
     options.add_argument("--split", choices=SPLITS, default="test", help="of a dataset; default: test")
-    options.add_argument("--out", type=Path, help="file to write, without .csv or .jsonl; default: RUN/predictions")
+    options.add_argument("--out", type=Path, help="file to write; .csv or .jsonl is added; default: RUN/predictions")
     arguments = options.parse_intermixed_args(typed)
     overrides = [text for text in arguments.inputs if "=" in text and not Path(text).exists()]
     inputs = [text for text in arguments.inputs if text not in overrides]
@@ -65,6 +65,7 @@ def main(typed: list[str] | None = None) -> Path:
     if not len(samples):
         raise ConfigError("there are no samples to predict: give other files, folders or settings")
     stem: Path = arguments.out or run.folder / "predictions"
+    stem = stem.with_suffix("") if stem.suffix in (".csv", ".jsonl") else stem
     path, failed = write_table(stem, records(run, samples, stem))
     print(f"{path}: {len(samples) - failed:,} predictions of {run}; {failed:,} samples could not be read")
     if failed == len(samples):

@@ -77,9 +77,11 @@ def trials_of(study: str, storage: str) -> list[Any]:
 
 
 def print_trials(name: str, storage: str) -> None:
-    """Prints a table of all trials, the best first."""
+    """Prints a table of all trials, the best first; nothing if there are none, as after a refused command line."""
     import optuna
 
+    if not trials_of(name, storage):
+        return
     study = optuna.load_study(study_name=name, storage=storage)
     sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
     scored = [trial for trial in study.trials if trial.value is not None]
