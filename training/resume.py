@@ -113,7 +113,10 @@ def changes_since(
         theirs[key] = state["loader"].get(key)
         ours[key] = loader.get(key)
     changed: dict[str, str] = {}
-    not_compared = "train.resume", *extras_of_one(*(each.get("callbacks", {}) for each in (state["config"], settings)))
+    not_compared = (
+        "train.resume",
+        *extras_of_one(*(each.get("callbacks") or {} for each in (state["config"], settings))),
+    )
     for key in theirs | ours:
         if not key.startswith(not_compared) and ours.get(key) != theirs.get(key):
             changed[key] = f"{key} is {ours.get(key)}, was {theirs.get(key)}"
@@ -134,8 +137,8 @@ def changes_since(
 def extras_of_one(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
     """The keys of callbacks of extras/ that one of the runs lacks: that folder has come, or was deleted, since."""
     sections = theirs | ours
-    names = [name for name in theirs.keys() ^ ours.keys() if sections[name]]
-    return [f"callbacks.{name}." for name in names if sections[name].get("_target_", "").startswith("extras.")]
+    names = [name for name in theirs.keys() ^ ours.keys() if isinstance(sections[name], dict)]
+    return [f"callbacks.{name}." for name in names if str(sections[name].get("_target_")).startswith("extras.")]
 
 
 def check_same_run(folder: Path, changed: dict[str, str], is_job: bool, has_finished: bool) -> None:
