@@ -225,10 +225,16 @@ def newest(folder):
     return max((int(path.stem[5:]) for path in folder.glob("checkpoints/step-*.pt")), default=0)
 
 
+def allowed(folder, change, before):
+    """The change, unless the run in the folder has finished: then it has to be what it was."""
+    return before if (folder / "summary.json").exists() else change
+
+
 def check_sequence(root, undisturbed, config, starts, last=""):
     """last: the change with which the run is finished."""
     folder = root / "0"
     earlier = []
+    change = ""
     lags = False  # whether last.pt may be older than the newest checkpoint, as a kill came between the two
     for number, start in enumerate(starts):
         saved = newest(folder)
@@ -237,7 +243,8 @@ def check_sequence(root, undisturbed, config, starts, last=""):
             folder = root / str(number + 1)
             lags = False
         Stop.at, Stop.how = (0, "") if start.how == "full disk" else (start.at, start.how)
-        overrides = settings_of(config, start.change)
+        change = allowed(folder, start.change, change)
+        overrides = settings_of(config, change)
         try:
             with full_disk(start.how == "full disk"):
                 if "KILL" in start.how:
@@ -260,7 +267,7 @@ def check_sequence(root, undisturbed, config, starts, last=""):
         assert step == newest(folder) or (step < newest(folder) and lags)
         if start.evaluates:
             check_evaluation(folder)
-    train(folder, *settings_of(config, last), *earlier)
+    train(folder, *settings_of(config, allowed(folder, last, change)), *earlier)
     ours = checkpoint(folder)
     whole = checkpoint(undisturbed)
     del ours["config"], whole["config"]
@@ -285,6 +292,7 @@ LOOKS = CHANGES[-1]
         ("bf16", "8 evaluation", "torch 1, workers 0"),
         ("fp16, clip", "7 SIGINT, 16 SIGTERM", "torch 0, torch 0, workers 0"),
         ("val split, mixup, erase", "6 error, 14 SIGTERM", "workers 0, resident 0, workers 0"),
+        ("six steps", "6 SIGTERM, 20 error", ", , torch 1"),  # it has finished after the second start
         ("a transform of batches", "5 SIGTERM", "prefetch 1, prefetch 1"),
         ("two optimizers", "8 SIGINT, 13 SIGTERM", "torch 0, workers 0, torch 0"),
         ("modules beside the network", "11 SIGTERM", "torch 0, workers 0"),
