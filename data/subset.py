@@ -29,7 +29,7 @@ TRANSLATED = ("will_read", "path")  # methods that get translated indices
 
 
 class Fold(NamedTuple):
-    """One of `folds` parts of a training set, without a sample in common: the samples that validate."""
+    """A training set is divided into `folds` parts; the part with the number `fold`, from 0, validates."""
 
     fold: int
     folds: int

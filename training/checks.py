@@ -20,7 +20,7 @@ from training.config import Config
 from training.processes import Processes
 from training.tasks import Task, wrong_label
 
-MOST_AS_TEXT = 10**7  # masks of all samples may be more numbers, whose text would take 15 times their memory
+MOST_AS_TEXT = 10**7  # above this many numbers, as masks have, their text would take 15 times their memory
 
 
 def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> dict[str, Any]:
