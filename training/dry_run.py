@@ -18,8 +18,9 @@ from loaders import Random, move
 from training.config import ConfigError
 from training.datasets import Datasets
 from training.metrics import Means, joined
+from training.parts import repeated, rows_of
 from training.tasks import DIRECTIONS
-from training.trainer import Trainer, copied_buffers, evaluating, repeated, rows_of
+from training.trainer import Trainer, copied_buffers, evaluating
 
 log = logging.getLogger(__name__)
 

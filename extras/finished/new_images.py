@@ -14,8 +14,10 @@ from data.array_dataset import resized_middle
 from data.batch_transform import Normalize
 from data.errors import DataError
 from data.images.crops import LONGEST_SIDE, CroppedDataset
+from training.build_task import build_task, numbers_by_class
 from training.config import Config
-from training.datasets import Datasets, build_task, numbers_by_class, sizes_of
+from training.datasets import Datasets
+from training.preprocessing import naming, sizes_of
 
 
 class NewImages(Datasets):
@@ -35,7 +37,7 @@ class NewImages(Datasets):
         if len(self.task.inputs) != 1:
             raise DataError(f"the network needs {', '.join(self.task.inputs)}, and new images are one field")
         self.normalize = Normalize(new_images["mean"], new_images["std"], fields=self.task.inputs)
-        self.transform = self._naming(self.normalize)
+        self.transform = naming(self.normalize, self.task)
         self.first = self.batch(2)
         self.model_options = {"num_classes": self.task.num_outputs, **sizes_of(self.first[self.task.inputs[0]])}
 

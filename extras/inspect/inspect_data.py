@@ -32,10 +32,11 @@ from loaders import WorkerLoader, available_cores
 from training.build import any_target
 from training.checks import is_stream
 from training.config import ROOT, Config, ConfigError, checked
-from training.datasets import build_data, preprocessing_of, seed_generators, take_share
+from training.datasets import build_data, seed_generators, take_share
 from training.files import write_whole
 from training.launch import Extras
 from training.page import embedded, write_page
+from training.preprocessing import preprocessing_of
 from training.script import parser, run_script
 
 TEMPLATE = Path(__file__).with_name("inspect.html")

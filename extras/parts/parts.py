@@ -13,9 +13,10 @@ from torch import Tensor
 
 from training.dry_run import divides_batches, no_trace
 from training.metrics import Means
+from training.parts import parts_of, rows_of
 from training.results import only_warns
 from training.run import Run
-from training.trainer import Trainer, parts_of, rows_of
+from training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

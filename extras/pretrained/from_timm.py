@@ -42,7 +42,7 @@ def preprocessing(name: str, pretrained: bool, **options: Any) -> Preprocessing:
     return Preprocessing(size, interpolation, theirs["crop_pct"], tuple(theirs["mean"]), tuple(theirs["std"]))
 
 
-from_timm.preprocessing = preprocessing  # type: ignore[attr-defined]  # training/datasets.py looks for it
+from_timm.preprocessing = preprocessing  # type: ignore[attr-defined]  # training/preprocessing.py looks for it
 
 
 def settings(name: str) -> dict[str, Any]:

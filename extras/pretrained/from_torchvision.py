@@ -64,7 +64,7 @@ def preprocessing(name: str, pretrained: bool) -> Preprocessing:
     return Preprocessing(size, theirs.interpolation.value, size / theirs.resize_size[0], mean, std)
 
 
-from_torchvision.preprocessing = preprocessing  # type: ignore[attr-defined]  # training/datasets.py looks for it
+from_torchvision.preprocessing = preprocessing  # type: ignore[attr-defined]  # training/preprocessing.py looks for it
 
 
 def replace_head(model: nn.Module, num_classes: int) -> None:

@@ -22,7 +22,7 @@ from tests.configs import EXTENSIONS, IMAGES, checkpoint, metrics, steps, train
 from tests.training.extensions import Faulty, Images, Stream, Worst, lying
 from training.checks import check_dataset, check_ranks
 from training.config import ConfigError
-from training.datasets import check_layout
+from training.preprocessing import check_layout
 from training.tasks import Classification
 from training.trainer import Trainer
 

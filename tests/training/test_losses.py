@@ -17,8 +17,9 @@ from training.build import function_of
 from training.checks import check_batch
 from training.config import checked
 from training.dry_run import is_sum, no_trace
+from training.parts import parts_of
 from training.tasks import Task
-from training.trainer import Trainer, parts_of
+from training.trainer import Trainer
 
 CLASSES = 10
 IGNORED = 7

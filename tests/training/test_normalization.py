@@ -10,7 +10,6 @@ from data.errors import DataError
 from tests.configs import IMAGES, MIXTURE, checkpoint, train
 from tests.data.fakes import noise
 from tests.data.reading import refused
-from training.datasets import Datasets
 
 HERE = __name__
 
@@ -70,7 +69,7 @@ def test_auto_measures_the_training_images_and_a_set_value_stays(tmp_path, worke
     assert measured == (pytest.approx(mean), pytest.approx(std))
     kept = normalization_of(tmp_path / "b", "data.mean=auto", "data.std=[0.3,0.3,0.3]")
     assert kept == (measured[0], (0.3, 0.3, 0.3))
-    monkeypatch.setattr("training.datasets.MEASURED", 20)
+    monkeypatch.setattr("training.preprocessing.MEASURED", 20)
     fewer = normalization_of(tmp_path / "c", "data.mean=auto", f"loader.num_workers={workers}")
     assert fewer != measured and fewer == normalization_of(tmp_path / "d", "data.mean=auto"), "the seed chooses them"
     assert fewer != normalization_of(tmp_path / "e", "data.mean=auto", "seed=1")
@@ -95,7 +94,7 @@ def test_auto_reads_streams_and_leaves_out_what_training_leaves_out(tmp_path):
 
 def test_a_resume_keeps_the_mean_and_std_of_its_checkpoint_unless_they_are_set(tmp_path, monkeypatch):
     measured = normalization_of(tmp_path, "data.mean=auto", "data.std=auto")
-    monkeypatch.setattr(Datasets, "_measure", None)  # it would fail
+    monkeypatch.setattr("training.datasets.mean_and_std", None)  # it would fail
     other = [DATA, "+data.brightness=1", "data.mean=auto", "data.std=auto"]
     train(tmp_path, *other, "train.epochs=2")
     assert normalization(tmp_path) == measured

@@ -10,8 +10,8 @@ from torch.utils.data import default_collate
 
 from tests.data.reading import refused
 from training.checks import check_batch
+from training.parts import rows_of
 from training.tasks import RENAMED, Classification, Multilabel, Regression, Task
-from training.trainer import rows_of
 
 THREE = SimpleNamespace(classes=("a", "b", "c"), labels=[0, 0, 0, 1, 1, 2])
 LOGITS = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 3, 1]])
