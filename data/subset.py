@@ -192,9 +192,10 @@ def undivided(dataset: Any) -> Any:
 def split(dataset: Any, choice: float | Fold) -> tuple[Any, Any]:
     """Splits the dataset into (training samples, validation samples), each in the dataset's order.
 
-    choice: nearly this fraction (0..1) of the samples validates, or this fold; with 0 none does. These samples are not
+    choice: this fraction (0..1) of the samples validates, or this fold; with 0 none does. These samples are not
     augmented. Invariant: a sample's side follows from what it is (`identities`), so it stays there when others come,
-    go or move, and a larger fraction adds to the validation samples. A dataset may have `is_val`, bool (N,), which
+    go or move, and a larger fraction adds to the validation samples. So sizes are random: n samples that are expected
+    are n plus or minus the root of n. A dataset may have `is_val`, bool (N,), which
     names the validation samples; `val_groups`, (N,): samples of a group are never separated; `stratify`: see
     `choose`. A mixture's parts are split one by one. Raises DataError if the dataset cannot be split so.
     """

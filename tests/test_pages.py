@@ -26,7 +26,12 @@ ELSEWHERE = (  # what a command needs that a test has not: it is only composed
     *("submitit_slurm", "ylecun/mnist", "data.path=NAME", "pretrained=true", "s3://", "data_bound", "data=webdataset"),
     *("data.path=FOLDER", "data=cifar10", "logger="),
 )
-NEEDS = {"hydra/sweeper=search": "optuna", "optim=timm": "timm", "optim=schedule_free": "schedulefree"}
+NEEDS = {
+    "hydra/sweeper=search": "optuna",
+    "optim=timm": "timm",
+    "optim=schedule_free": "schedulefree",
+    "data.transform=[crop, flip, {_target_: albumentations.GaussianBlur, p: 0.5}]": "albumentations",
+}
 TORCHRUN = ["-c", "import sys; from torch.distributed.run import main; main(sys.argv[1:])"]
 pytestmark = pytest.mark.skipif(not IS_OURS, reason="a fork's pages make promises of their own")
 ALL_THERE = pytest.mark.skipif(len(EXTRAS) < 11, reason="an extra was deleted")

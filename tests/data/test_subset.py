@@ -230,11 +230,12 @@ def in_folds(dataset, folds):
 
 
 @given(names(300, 400), names(1, 20), st.integers(2, 6), st.booleans())
-def test_folds_have_nearly_one_size_and_a_sample_stays_in_its_own_when_others_come(old, new, folds, has_groups):
+def test_a_fold_is_off_its_size_by_a_few_roots_and_a_sample_stays_when_others_come(old, new, folds, has_groups):
     parts = in_folds(Files(old, "/data/2023", has_groups=has_groups), folds)
     assert not has_groups or sum(len({name[:2] for name in part}) for part in parts) == len({n[:2] for n in old})
     again = in_folds(Files([*{*new, *old}], "/elsewhere", has_groups=has_groups), folds)
-    assert has_groups or all(abs(len(part) - len(old) / folds) < 0.25 * len(old) for part in parts)
+    share = len(old) / folds
+    assert has_groups or all(abs(len(part) - share) < 5 * share**0.5 for part in parts)
     assert all(before <= after for before, after in zip(parts, again, strict=True))
 
 
