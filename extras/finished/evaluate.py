@@ -5,7 +5,7 @@
     python extras/finished/evaluate.py RUN data=image_folder data.root=DIR        # other data with the same classes
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. Scores are those of the run's own
-evaluation_step and task.metrics, in batches of the run's size. It writes evaluation.json and, for classes,
+evaluation_step and task.metrics, in batches of the run's size. It writes evaluation.json and, for one class per image,
 confusion.png and mistakes.png into RUN/evaluation/SPLIT, and brings RUN/report.html up to date.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data import length_of
-from extras.finished.evaluation import Evaluation
+from extras.finished.evaluation import ClassCounts, Evaluation
 from extras.finished.finished_run import SPLITS, FinishedRun, parser
 from extras.finished.samples import name_of
 from training.config import ROOT
@@ -31,6 +31,7 @@ from training.dry_run import dry_run_evaluation
 from training.files import write_whole
 from training.results import only_warns, plain
 from training.script import run_script
+from training.tasks import Multilabel
 from training.trainer import Trainer
 
 
@@ -50,15 +51,17 @@ def main(typed: list[str] | None = None) -> dict[str, Any]:
     out: Path = arguments.out or run.folder / "evaluation" / arguments.split
     out.mkdir(parents=True, exist_ok=True)
     if evaluation is not None:
-        files = files_of(evaluation, dataset)
         result["classes"] = evaluation.by_class()
+        print(f"{evaluation.table()}\n")
+    if isinstance(evaluation, Evaluation):
+        files = files_of(evaluation, dataset)
         result["mistakes"] = evaluation.mistakes_of(files)
         pictures = {"confusion.png": evaluation.draw_confusion(), "mistakes.png": evaluation.draw_mistakes(files)}
         for name, picture in pictures.items():
             (out / name).unlink(missing_ok=True)  # of an earlier evaluation
             if picture is not None:
                 write_whole(out / name, picture)
-        print(f"{evaluation.table()}\n\nconfusion matrix and worst mistakes: {out}")
+        print(f"confusion matrix and worst mistakes: {out}")
     write_whole(out / "evaluation.json", json.dumps(plain(result), indent=2) + "\n")
     shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
     print(f"{run}\n{shown} of {samples:,} samples ({arguments.split})")
@@ -82,15 +85,21 @@ def update_page(folder: Path) -> None:
         runpy.run_path(str(program))["main"]([str(folder)])
 
 
-def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Evaluation | None]:
-    """Returns the number of samples, the scores by name, and for images with classes what is predicted for each."""
+def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], ClassCounts | None]:
+    """Returns the number of samples, the scores by name, and what is predicted for each class.
+
+    For images of one class each the latter is an Evaluation. With a step of the trainer's own, it is None.
+    """
     trainer = run.trainer
     task = run.task
     normalize = run.data.normalize
     has_own_step = type(trainer).evaluation_step is not Trainer.evaluation_step
-    evaluation = None
-    if run.data.classes and task.label_below and normalize is not None and not has_own_step:
-        evaluation = Evaluation(run.data.classes, normalize.fields[0], normalize.mean, normalize.std)
+    evaluation: ClassCounts | None = None
+    if run.data.classes and not has_own_step:
+        if isinstance(task, Multilabel):
+            evaluation = ClassCounts(run.data.classes)
+        elif task.label_below and normalize is not None:
+            evaluation = Evaluation(run.data.classes, normalize.fields[0], normalize.mean, normalize.std)
     dry_run_evaluation(trainer, run.data)
     step = trainer.evaluation_step
     samples = 0
@@ -101,11 +110,14 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
         nonlocal samples
         samples += task.batch_length(batch)
         scores = step(batch)
-        if evaluation is not None:
+        if isinstance(evaluation, Evaluation):
             labels = task.cast_labels(batch[task.label])
             if labels.is_floating_point():  # shares of the classes
                 labels = labels.argmax(1)
             evaluation.add(batch, labels, task.predictions(outputs[-1]), task.scored_mask(batch[task.label]))
+        elif evaluation is not None:
+            logits, labels = task.align_shapes(outputs[-1], batch[task.label])
+            evaluation.count(labels > 0, logits > 0)
         outputs.clear()
         return scores
 
@@ -113,7 +125,7 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Eva
     with hook, run.loader(dataset) as loader:
         scores = trainer.evaluate(loader)
         workers = loader.loader_stats.workers
-    if evaluation is not None and workers is not None:
+    if isinstance(evaluation, Evaluation) and workers is not None:
         evaluation.skipped = [index for index, _ in workers.skipped]
     return samples, scores, evaluation
 

@@ -36,14 +36,45 @@ class Mistake(NamedTuple):
     image: np.ndarray  # uint8 (H, W, C)
 
 
-class Evaluation:
-    """Collects what a network predicts for labelled images, batch by batch.
+class ClassCounts:
+    """Counts how many samples have each class, for how many it is predicted, and for how many both."""
+
+    def __init__(self, classes: Sequence[Any]) -> None:
+        self.names = [str(name) for name in classes]
+        self.counts = np.zeros((3, len(self.names)), np.int64)
+
+    def count(self, labels: Tensor, predictions: Tensor) -> None:
+        """Counts a batch: bool (B, classes)."""
+        sums = [values.sum(0) for values in (labels, predictions, labels & predictions)]
+        self.counts += torch.stack(sums).cpu().numpy()
+
+    def by_class(self) -> list[dict[str, Any]]:
+        """A row per class: its name, its number of images, precision, recall and F1, which are 0 if undefined."""
+        images, predictions, right = self.counts
+        totals = {"precision": predictions, "recall": images, "f1": (images + predictions) / 2}
+        columns: dict[str, list[Any]] = {"class": self.names, "images": images.tolist()}
+        for name, total in totals.items():
+            columns[name] = (right / np.maximum(total, 0.5)).tolist()
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def table(self) -> str:
+        """`by_class` as text for a terminal; of many classes, those with the lowest F1."""
+        rows = self.by_class()
+        if len(rows) > SHOWN_CLASSES:
+            rows = sorted(rows, key=lambda row: row["f1"])[:SHOWN_CLASSES]
+        columns = [[key, *(str(row[key]) for row in rows)] for key in ("class", "images")]
+        columns += [[key, *(f"{row[key]:.3f}" for row in rows)] for key in ("precision", "recall", "f1")]
+        return "\n".join(table(columns))
+
+
+class Evaluation(ClassCounts):
+    """Collects what a network predicts for images of one class each, batch by batch.
 
     image: the name of the field with the images, which `mean` and `std` have normalised.
     """
 
     def __init__(self, classes: Sequence[Any], image: str, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.names = [str(name) for name in classes]
+        super().__init__(classes)
         self.image = image
         self.mean = mean
         self.std = std
@@ -65,6 +96,8 @@ class Evaluation:
         best, predicted = probabilities.max(1)
         truth_probabilities = probabilities.gather(1, labels[:, None])[:, 0]
         self._pairs.append((labels * len(self.names) + predicted).cpu().numpy())
+        numbers = torch.arange(len(self.names), device=labels.device)
+        self.count(labels[:, None] == numbers, predicted[:, None] == numbers)
         wrong = (predicted != labels).nonzero()[:, 0]
         worst = truth_probabilities[wrong].argsort()[:MISTAKES]
         for row in wrong[worst].tolist():
@@ -79,33 +112,6 @@ class Evaluation:
             self.mistakes.append(mistake)
         self.mistakes = sorted(self.mistakes, key=lambda mistake: mistake.truth_probability)[:MISTAKES]
 
-    def by_class(self) -> list[dict[str, Any]]:
-        """A row per class: its name, its number of images, precision, recall and F1, which are 0 if undefined."""
-        truths, predicted = self._truths_and_predictions()
-        count = len(self.names)
-        images = np.bincount(truths, minlength=count)
-        predictions = np.bincount(predicted, minlength=count)
-        right = np.bincount(truths[truths == predicted], minlength=count)
-        totals = {"precision": predictions, "recall": images, "f1": (images + predictions) / 2}
-        columns: dict[str, list[Any]] = {"class": self.names, "images": images.tolist()}
-        for name, total in totals.items():
-            columns[name] = (right / np.maximum(total, 0.5)).tolist()
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-    def _truths_and_predictions(self) -> tuple[np.ndarray, np.ndarray]:
-        """The true and the predicted class of each image, int64 (N,): a matrix of 10,000 classes takes 0.8 GB."""
-        pairs = np.concatenate(self._pairs) if self._pairs else np.zeros(0, np.int64)
-        return np.divmod(pairs, len(self.names))
-
-    def table(self) -> str:
-        """`by_class` as text for a terminal; of many classes, those with the lowest F1."""
-        rows = self.by_class()
-        if len(rows) > SHOWN_CLASSES:
-            rows = sorted(rows, key=lambda row: row["f1"])[:SHOWN_CLASSES]
-        columns = [[key, *(str(row[key]) for row in rows)] for key in ("class", "images")]
-        columns += [[key, *(f"{row[key]:.3f}" for row in rows)] for key in ("precision", "recall", "f1")]
-        return "\n".join(table(columns))
-
     def draw_confusion(self) -> bytes | None:
         """A PNG: the share of each class's images (row) that was predicted as each class (column).
 
@@ -118,7 +124,8 @@ class Evaluation:
         figure = new_figure("Confusion matrix", side + 1, side)
         axes = figure.subplots()
         counts = np.zeros((number, number), int)
-        np.add.at(counts, self._truths_and_predictions(), 1)
+        pairs = np.concatenate([np.zeros(0, int), *self._pairs])
+        np.add.at(counts, np.divmod(pairs, number), 1)
         shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
         figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the true class")
         axes.set(xlabel="predicted class", ylabel="true class")

@@ -33,10 +33,16 @@ from loaders import tensors
 from training.config import ConfigError
 from training.files import write_whole
 from training.script import run_script
+from training.tasks import Classification, Multilabel, Task
 
 COMPARED = 16  # samples
 TOLERANCE = 1e-3  # largest difference of the outputs, as a share of the largest output
 LARGEST_ONNX = 2**31  # bytes of weights in one file
+OUTPUTS: dict[Any, tuple[str, str]] = {  # what they are, and what makes probabilities of them, by how a task does so
+    Classification.predictions: ("logits", "softmax"),
+    Multilabel.predictions: ("logits", "sigmoid"),
+    Task.predictions: ("values", "none"),
+}
 CALLS = {
     "pt2": """import numpy
 import torch
@@ -182,7 +188,10 @@ def describe(run: FinishedRun, path: Path, inputs: Inputs, outputs: list[Tensor]
     example: dict[str, Any] = arrays | results
     np.savez(path.parent / "example.npz", **example)
     classes = run.data.classes
+    task = type(run.task)
+    meaning, function = OUTPUTS.get(task.predictions, ("of the task", f"{task.__name__}.predictions"))
     about: dict[str, Any] = {"inputs": names["inputs"], "outputs": names["outputs"], "classes": classes}
+    about |= {"outputs_are": meaning, "probabilities_by": function}
     new_images = run.data.new_images
     if new_images is not None:
         about |= described(new_images)
@@ -203,8 +212,9 @@ def describe(run: FinishedRun, path: Path, inputs: Inputs, outputs: list[Tensor]
         lines.append(f"Resizing is {about['resize']}. preprocessing.json has these numbers.")
     lines += ["", "```python", CALLS[path.suffix[1:]].format(names=names["inputs"]), "```", ""]
     lines += ["example.npz has prepared inputs, and the network's outputs for them: compare yours."]
-    if classes and run.task.label_below:
-        lines += ["Outputs are logits: softmax makes them probabilities. The classes, in order:", ""]
+    lines += [f"Outputs are {meaning}; for probabilities: {function}."]
+    if classes and meaning == "logits":
+        lines += ["The classes, in order:", ""]
         lines += [f"    {name}" for name in classes]
     write_whole(path.parent / "README.md", "\n".join(lines) + "\n")
 

@@ -7,8 +7,10 @@ this repository's code, as those settings say.
 from __future__ import annotations
 
 import logging
+import re
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,14 @@ from hydra import compose, initialize_config_dir
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
-from data.errors import explained
+from data.errors import explained, home_path
 from data.subset import unaugmented
 from extras.finished.new_images import NewImages
 from loaders import ExpectedError, Preloader, build_loader
 from training import script
 from training.build import build
 from training.checkpoint import best_or_newest, read_checkpoint
-from training.config import ROOT, Config, ConfigError, checked
+from training.config import ROOT, Config, ConfigError, checked, flat
 from training.datasets import Datasets
 from training.launch import Extras
 from training.module_state import ModuleState
@@ -67,7 +69,8 @@ class FinishedRun:
         if reason:
             log.warning("%s: %s, so the run's dataset is built", self.path, reason)
         if reason or not for_new_images:
-            self.data = Datasets(self.config, Origin(state), self._processes, is_finished=True)
+            with saying_what_has_moved(self.config.data):
+                self.data = Datasets(self.config, Origin(state), self._processes, is_finished=True)
             self.data.check_split(state["data"]["trained"])
             self._build_trainer()
         self.task: Any = self.trainer.task
@@ -148,6 +151,24 @@ def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:
         merged = OmegaConf.merge(OmegaConf.structured(Config), settings, OmegaConf.from_dotlist(values))
     assert isinstance(merged, DictConfig)
     return checked(merged)
+
+
+@contextmanager
+def saying_what_has_moved(data: dict[str, Any]) -> Iterator[None]:
+    """Adds the setting to an error of a dataset that names its value, if this path does not exist here."""
+    try:
+        yield
+    except (ExpectedError, OSError) as error:
+        text = str(error)
+        moved = []
+        for key, value in flat(data).items():
+            path = str(home_path(value)) if isinstance(value, str) else "."
+            is_named = re.search(rf"(?<![\w=]){re.escape(path)}(?!\w)", text)
+            if is_named and not Path(path).exists():
+                moved.append(f"data.{key}=PATH")
+        if not moved:
+            raise
+        raise ConfigError(f"{text}; if the data have moved, give {' '.join(moved)}") from error
 
 
 def parser(about: str | None) -> ArgumentParser:

@@ -67,7 +67,7 @@ def main(typed: list[str] | None = None) -> Path:
     stem: Path = arguments.out or run.folder / "predictions"
     stem = stem.with_suffix("") if stem.suffix in (".csv", ".jsonl") else stem
     path, failed = write_table(stem, records(run, samples, stem))
-    print(f"{path}: {len(samples) - failed:,} predictions of {run}; {failed:,} samples could not be read")
+    print(f"{path}: predictions of {run}: {len(samples) - failed:,}; samples that could not be read: {failed:,}")
     if failed == len(samples):
         _, _, reason = samples[0]
         raise ConfigError(f"{path}: no sample could be read or prepared; the first: {reason}")
