@@ -36,8 +36,6 @@ class ImageFiles(CroppedDataset):
     (None: what a test sample needs) is resized first. cache_dir, cache_gb: the cache's folder, and its limit.
     """
 
-    advice = "replace or remove it, or leave it out with loader.on_error=skip"
-
     def __init__(
         self,
         train: bool,
@@ -220,7 +218,7 @@ def warn_of_left_out(where: object, names: Sequence[str], count: int | None = No
     """Warns in one line that these files of `where` are not read. count: how many, if `names` are only examples."""
     if names:
         example = printable(example_of(names))
-        log.warning("%s: %d files are not read, such as %s", where, count or len(names), example)
+        log.warning("%s: files that are not read: %d, such as %s", where, count or len(names), example)
 
 
 def example_of(names: Sequence[str]) -> str:

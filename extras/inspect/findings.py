@@ -114,14 +114,14 @@ class Findings:
         sentences = []
         if self.unreadable:
             sentences.append(
-                f"Cannot be read: {len(self.unreadable):,} samples; replace or remove them, or train with "
+                f"Samples that cannot be read: {len(self.unreadable):,}; replace or remove them, or train with "
                 "loader.on_error=skip"
             )
         if self.shared:
-            sentences.append(f"In more than one set: {len(self.shared):,} pictures; remove them from one")
+            sentences.append(f"Pictures in more than one set: {len(self.shared):,}; remove them from one")
         if self.contradicting:
-            sentences.append(f"Under more than one label: {len(self.contradicting):,} pictures; correct them")
+            sentences.append(f"Pictures under more than one label: {len(self.contradicting):,}; correct the labels")
         empty = [label for label, counts in self.classes() if self.parts[:1] == ["train"] and not counts[0]]
         if empty:
-            sentences.append(f"Not in the training set: {len(empty):,} labels, such as {empty[0]}")
+            sentences.append(f"Labels that are not in the training set: {len(empty):,}, such as {empty[0]}")
         return sentences

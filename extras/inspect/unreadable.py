@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 class UnreadableSamples:
-    """Writes a line per sample when the run ends: set, index, path and error, with tabs between them.
+    """Writes a line per sample when the run ends, below a header: set, index, path and error, with tabs between them.
 
     Its `skipped_files` in summary.json is how many samples `loader.on_error=skip` left out, each counted once. A run
     that another error or a signal ends lists those of its main process.
@@ -43,8 +43,9 @@ class UnreadableSamples:
                 log.error(sentence, sample.number, sample.part, sample.path or "not known, as it has no path(index)")
         if samples and run.is_main:
             path = run.folder / "unreadable.tsv"
-            write_whole(path, "".join("\t".join(sample) + "\n" for sample in samples.values()))
-            log.warning("%d samples could not be read: %s lists them", len(samples), path)
+            lines = [("set", "index", "path", "error"), *samples.values()]
+            write_whole(path, "".join("\t".join(line) + "\n" for line in lines))
+            log.warning("samples that could not be read: %d; %s lists them", len(samples), path)
 
 
 def unreadable(run: Run) -> Iterator[Sample]:

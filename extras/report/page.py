@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ MOST_BYTES = 1_000_000  # size of all pictures; further ones are only named
 LARGE = 200_000  # bytes of a picture from which on it is shown as a JPEG, as photographs in a PNG take megabytes
 MOST_LARGE = 5_000_000  # bytes of all large pictures that are opened, which takes 0.4 seconds
 MOST_LINES = 2000  # training steps that are read from metrics.jsonl
-MOST_WARNINGS = 20
+MOST_BOXES = 20  # of warnings
+ALIKE = 30  # characters, but for numbers, that the beginnings of the warnings in a box have in common
+MOST_ALIKE = 3  # that a box shows
 LOG_BYTES = 2_000_000  # size of the end of train.log that is searched for warnings
 ENTRY = re.compile(r"^\[[^]\n]+\]\[[^]\n]+\]\[(\w+)\] - ", re.MULTILINE)  # where an entry of the log begins
 TRACEBACK = "\nTraceback (most recent call last):"
@@ -73,8 +76,9 @@ def write(folder: Path, by_run: bool = False) -> None:
         pictures=pictures,
         named=named,
         commands=commands_of(folder, facts),
-        warnings=[*warnings],
-        most_warnings=MOST_WARNINGS,
+        warnings=len(warnings),
+        boxes=boxes_of(warnings),
+        most_boxes=MOST_BOXES,
     )
 
 
@@ -186,6 +190,20 @@ def warnings_of(path: Path) -> list[str]:
         _, *parts = ENTRY.split(file.read().decode(errors="replace"))
     entries = zip(parts[::2], parts[1::2], strict=True)  # their levels and texts
     return [text.partition(TRACEBACK)[0].strip() for level, text in entries if level not in ("INFO", "DEBUG")]
+
+
+def boxes_of(warnings: Iterable[str]) -> list[str]:
+    """The texts of the boxes: warnings that begin alike, such as those of files that cannot be read, are one text."""
+    alike: dict[str, list[str]] = {}
+    for text in warnings:
+        alike.setdefault(re.sub(r"\d+", "", text)[:ALIKE], []).append(text)
+    boxes = []
+    for texts in alike.values():
+        count = len(texts)
+        first = [f"{count} warnings that begin alike:"] if count > 1 else []
+        last = ["... train.log has all"] if count > MOST_ALIKE else []
+        boxes.append("\n".join([*first, *texts[:MOST_ALIKE], *last]))
+    return boxes
 
 
 def main(arguments: list[str]) -> None:

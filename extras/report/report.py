@@ -23,8 +23,10 @@ import psutil
 import torch
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from data import optional
 from data.errors import Range, check_range
@@ -180,7 +182,7 @@ def facts_of(run: Run) -> dict[str, Any]:
         **run.facts(),
         **machine(run),
         "score": f"{run.eval_split}_{run.data.task.metric}",
-        "chance": chance(run),
+        "most_common": most_common(run),
         "planned_epochs": run.config.train.epochs,
         "planned_steps": progress.last_step,
         "resumed_step": progress.step,
@@ -190,19 +192,32 @@ def facts_of(run: Run) -> dict[str, Any]:
 
 
 def changed_settings(run: Run) -> dict[str, Any]:
-    """The settings that differ from those of conf/, by key, whatever has changed them."""
-    defaults = default_settings()
-    settings = flat(plain(run.trainer.settings))
-    return {key: value for key, value in settings.items() if value != defaults.get(key)}
+    """The files of conf/ that are not the default ones, by group, and the settings that differ from theirs, by key."""
+    settings = run.trainer.settings
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    usual = composed()["hydra"]["runtime"]["choices"]
+    chosen = {key: name for key, name in choices.items() if key in settings and name != usual.get(key)}
+    defaults = settings_of(*(f"{key}={name}" for key, name in chosen.items()))
+    values = flat(plain(settings))
+    return chosen | {key: value for key, value in values.items() if value != defaults.get(key)}
 
 
 @cache
-def default_settings() -> dict[str, Any]:
-    """The settings of a run without a command line, by key. Composing them takes longer than writing a page."""
-    configs = ConfigLoaderImpl(create_config_search_path(str(ROOT / "conf")))
-    cfg = configs.load_configuration("config", [], RunMode.RUN)
+def composed(*overrides: str) -> DictConfig:
+    """The config with these overrides, and with Hydra's own section. Composing it takes longer than writing a page."""
+    hydra = GlobalHydra.instance()
+    search_path = create_config_search_path(str(ROOT / "conf"))
+    configs = hydra.config_loader() if hydra.is_initialized() else ConfigLoaderImpl(search_path)
+    return configs.load_configuration("config", [*overrides], RunMode.RUN)
+
+
+def settings_of(*overrides: str) -> dict[str, Any]:
+    """The settings of a run with these overrides, by key; those that have to be given are None."""
+    cfg = composed(*overrides).copy()
     with open_dict(cfg):
         del cfg["hydra"]
+    for key in OmegaConf.missing_keys(cfg):
+        OmegaConf.update(cfg, key, None)
     return flat(plain(asdict(checked(cfg))))
 
 
@@ -213,7 +228,7 @@ def uncommitted_files() -> list[str]:
     return [line.strip() for line in output.splitlines()]
 
 
-def chance(run: Run) -> float | None:
+def most_common(run: Run) -> float | None:
     """The accuracy of a network that always predicts the most common class; None if that is not known."""
     if run.data.task.metric != "accuracy":
         return None

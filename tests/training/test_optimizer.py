@@ -1,5 +1,6 @@
 """Optimizers and frozen parameters."""
 
+import re
 from copy import deepcopy
 
 import pytest
@@ -88,10 +89,11 @@ def test_metrics_have_each_rate_of_groups(tmp_path):
 FROZEN = "model=small_cnn model.width=2 data.length=128 train.freeze=backbone train.keep_checkpoints=3 train.epochs=3"
 
 
-def test_frozen_layers_and_their_norms_are_trained_after_some_epochs_unless_a_resume_says_otherwise(
-    tmp_path,
-):
+def test_frozen_layers_and_their_norms_are_trained_after_some_epochs_unless_a_resume_says_otherwise(tmp_path, caplog):
+    caplog.set_level("INFO")
     train(tmp_path, FROZEN, "train.unfreeze_after=1 train.max_steps=8")
+    (few, total), *unfrozen = re.findall(r"trains (\S+) of (\S+) parameters", caplog.text)
+    assert few != total and unfrozen == [(total, total)] and "from epoch 2 on, SmallCNN trains" in caplog.text
     train(tmp_path, FROZEN, "train.unfreeze_after=null")
     trained = []
     for before, after in ((4, 8), (8, 12)):

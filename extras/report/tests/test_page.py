@@ -11,12 +11,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from PIL import Image
 
 from data.transform import Transform
 from extras.report import first_batch, page
 from extras.report.curves import charts_of
-from tests.configs import checkpoint, logged, train
+from tests.configs import CONF, checkpoint, logged, train
 from tests.data.reading import refused
 from tests.training.extensions import Images, Stream
 
@@ -220,7 +222,7 @@ def test_the_page_of_a_run_that_an_error_ended_names_the_error(tmp_path):
     assert "ended by an error" in text and "error: an image without pixels" in text and "Where the time went" in text
 
 
-def test_the_page_begins_with_the_best_score_its_epoch_and_checkpoint_and_the_level_of_chance(tmp_path):
+def test_the_page_begins_with_the_best_score_its_epoch_and_checkpoint_and_the_most_common_class(tmp_path):
     labels = f"data._target_={HERE}.Common train.batch_size=16 model._target_=tests.training.extensions.linear"
     train(tmp_path, REPORT, labels, "optim.lr=0.5")
     best = max(logged(tmp_path, "test_accuracy"))
@@ -228,6 +230,9 @@ def test_the_page_begins_with_the_best_score_its_epoch_and_checkpoint_and_the_le
     first, *_ = parts(tmp_path).text.partition("Where the time went")
     assert f"{best:.4g}best test accuracy, epoch {step // 16}" in first
     assert f"checkpoints/step-{step:07}.pt" in first and "0.75accuracy of always naming the most common class" in first
+    assert "the test set chose it" in first
+    train(tmp_path / "val", REPORT, labels, "data.val_fraction=0.25")
+    assert "the validation set chose it" in parts(tmp_path / "val").text
 
 
 class Common(Images):
@@ -251,6 +256,16 @@ def test_the_page_has_the_settings_that_differ_from_the_defaults_and_commands_to
     assert f"python train.py train.resume={tmp_path} train.epochs=4" in text
 
 
+def test_a_file_of_settings_that_was_chosen_is_named_in_place_of_its_keys(tmp_path, monkeypatch):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", ["data=synthetic", "model=linear"], return_hydra_config=True)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", cfg)  # as in a run that Hydra begins
+    train(tmp_path, REPORT)
+    settings = facts(tmp_path)["settings"]
+    assert (settings["data"], settings["model"], settings["data.image_size"]) == ("synthetic", "linear", 8)
+    assert not {"data._target_", "model._target_", "optim"} & settings.keys()
+
+
 def test_a_loss_that_explodes_is_a_warning_that_names_the_rate(tmp_path, caplog):
     train(tmp_path / "high", REPORT, "optim.lr=1000 train.clip_norm=null schedule=constant")
     warning = r"the loss exploded: it was \d\S* in the first step, and \d\S* by step \d+: lower optim.lr \(now 1000"
@@ -261,14 +276,17 @@ def test_a_loss_that_explodes_is_a_warning_that_names_the_rate(tmp_path, caplog)
     assert "exploded" not in caplog.text
 
 
-def test_warnings_are_whole_and_counted(tmp_path):
-    entries = [f"[now][data][WARNING] - warning {number}\nits second line\n" for number in range(22)]
+def test_warnings_are_whole_and_counted_and_those_that_begin_alike_are_one_box(tmp_path):
+    texts = [f"{letter} warning\nits second line\n" for letter in "abcdefghijklmnopqrstuv"]
+    texts += [f"sample {number} could not be read and is left out: {number}.png\n" for number in range(30)]
+    entries = [f"[now][data][WARNING] - {text}" for text in texts]
     entries.append("[now][train][ERROR] - no disk\nTraceback (most recent call last):\n  File x\nOSError: no disk\n")
     (tmp_path / "train.log").write_text("".join(entries) + entries[5])
     page.write(tmp_path)
     text = parts(tmp_path).text
-    assert "Warnings: 23" in text and "The last 20 of them" in text and "no disk" in text
-    assert "warning 3 its second line" in text and "warning 2 " not in text and "File x" not in text
+    assert "Warnings: 53" in text and "The last of them" in text and "no disk" in text
+    assert "e warning its second line" in text and "d warning" not in text and "File x" not in text
+    assert "30 warnings that begin alike: sample 0 could" in text and "2.png ... train.log has all" in text
 
 
 @pytest.mark.parametrize("broken", ["page.write", "first_batch.seen", "git_commit"])

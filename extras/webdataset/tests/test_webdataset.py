@@ -77,7 +77,7 @@ def test_a_tar_has_the_samples_that_webdataset_reads_and_what_is_left_out_is_sai
         assert [dataset.path(row)[len(shard) :] for row in range(3)] == ["/./0.jpg", "/d.e/2.tif", "/A0.JPG"]
         assert dataset.labels.tolist() == [1, 0, 1]
     assert len(contents(WebDatasetStream(True, shard, **keys))) == 3
-    said = [f"data.urls: 7 files are not read, such as {shard}/0001.v2.cls"] * 2
+    said = [f"data.urls: files that are not read: 7, such as {shard}/0001.v2.cls"] * 2
     assert [record.getMessage() for record in caplog.records] == said
 
 
