@@ -127,8 +127,9 @@ class Labels:
         """Labels that are numbers of classes, () or (1,) for each sample, or have a value per class, (K,).
 
         Integers (K,) are values per class only if `is_multilabel`: they may be the numbers of K classes.
-        sample_dims: the number of dimensions before these. A number that is not one of a class stays as it is. Raises
-        DataError for values that some of `classes` would not have: they are not known to be 0.
+        sample_dims: the number of dimensions before these. A number that is no place in `names` or `classes` stays as
+        it is. Raises DataError for one that is a place in `classes` alone: then numbers are no places in `names`. And
+        for values that some of `classes` would not have: they are not known to be 0.
         """
         array = np.asarray(labels)
         shape = array.shape[sample_dims:]
@@ -138,6 +139,13 @@ class Labels:
             translated = np.where(is_class, self.numbers[np.where(is_class, array, 0).astype(np.int64)], array)
             is_unknown = is_class & (translated < 0)
             translated = translated.astype(np.int64 if array.dtype == bool else array.dtype)
+            beyond = (array >= number_of_classes) & (array < len(self.classes))
+            if beyond.any():
+                raise DataError(
+                    f"a label is {array[beyond].flat[0]}, and the dataset has the classes {listed(self.names)}, 0 to "
+                    f"{number_of_classes - 1}: `classes` has to have a name for each number from 0 on, also for those "
+                    "that no sample has"
+                )
         elif shape == (number_of_classes,) and (self.is_multilabel or array.dtype.kind not in "iu"):
             is_known = self.numbers >= 0
             if len({*self.numbers[is_known].tolist()}) < len(self.classes):

@@ -69,10 +69,7 @@ def complete(arguments: list[str]) -> list[str]:
         raise ConfigError(f"{override.input_line}: each run has its own settings: resume one run at a time")
     resumed = named_path(override and override.value())
     if resumed is not None:
-        runs = (
-            path for path in (resumed, *resumed.parents) if (path / COMMAND).exists() or (path / ".hydra").is_dir()
-        )
-        run_folder = next(runs, resumed)
+        run_folder = folder_of_run(resumed)
         command = earlier_command(run_folder)
         flags = [*command["flags"], *flags]
         earlier = [line for line in command["overrides"] if not parsed([line]).keys() & by_key.keys()]
@@ -145,6 +142,18 @@ def save_command(folder: Path) -> None:
     if OmegaConf.select(config, "runtime.output_dir") == str(folder):  # else Hydra has started another run
         hydra: Any = OmegaConf.to_container(config)
         write_whole(folder / COMMAND, yaml.safe_dump(command_of(hydra, hydra["overrides"]["task"])))
+
+
+def folder_of_run(resumed: Path) -> Path:
+    """The folder of the run that train.resume names, by it or by a file in it. Raises ConfigError for another path."""
+    for path in (resumed, *resumed.parents):
+        if any((path / name).exists() for name in (COMMAND, ".hydra", "checkpoints")):
+            return path
+    if not resumed.exists():
+        raise ConfigError(f"train.resume={resumed}: there is no such file or folder")
+    runs = sorted(str(path.parent) for path in resumed.glob(f"*/{COMMAND}"))
+    choices = f"one of {', '.join(runs[-3:])}" if runs else "a run's folder, or train.init_from=FILE for its weights"
+    raise ConfigError(f"train.resume={resumed} is no run's folder, as it has no {COMMAND}: give {choices}")
 
 
 def earlier_command(folder: Path) -> dict[str, list[str]]:

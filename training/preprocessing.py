@@ -58,6 +58,11 @@ class Preprocessing:
             value = self.values.get(key)
             if value is None or len(value) != channels:
                 value = optional(dataset, key)
+                if value is not None and len(value) != channels:
+                    raise ConfigError(
+                        f"{type(dataset).__name__}.{key} has {len(value)} numbers, and the images have {channels} "
+                        "channels: give a number per channel, or rename it if it is of something else"
+                    )
             if value is not None:
                 numbers[key] = value
         return Normalize(**numbers, fields=fields)

@@ -156,6 +156,15 @@ def test_names_that_differ_only_in_case_are_two_classes_if_the_network_has_both(
         with_classes(arrays(["Ä"], [0]), ["a"], "the network", "the test set")
 
 
+@given(st.sets(st.integers(0, 9), min_size=1).filter(lambda numbers: max(numbers) >= len(numbers)))
+def test_numbers_that_are_no_places_in_the_datasets_own_names_are_refused(numbers):
+    own = sorted(numbers)  # as sorted(set(labels)) gives them
+    classes = [str(number) for number in range(10)]
+    for dataset in (Plain([*map(str, own)], own, "tuple"), Stream([*map(str, own)], own)):
+        with refused(f"the classes .*, 0 to {len(own) - 1}: "):
+            [*with_classes(dataset, classes, "the network", "the test set")]
+
+
 @pytest.mark.parametrize("label", [np.zeros((4, 4), int), {"boxes": 1}, 0.5, np.array([0, 1])])
 def test_labels_that_have_no_class_are_refused_and_not_guessed(label):
     dataset = Plain(["b", "a"], [0], "tuple")

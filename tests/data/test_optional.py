@@ -160,6 +160,7 @@ def test_a_property_that_raises_an_error_is_not_used_and_named_unless_a_subclass
     ("name", "value"),
     [
         ("classes", ["ant", "bee", "bee"] * (COUNT // 3)),  # of each sample
+        ("mean", np.full((8, 8, 3), 0.5)),  # a mean image
         ("prepare", lambda overwrite=False: None),  # a downloader's
         ("split_parts", lambda fraction=0.1: None),
         ("path", lambda index=0: "images"),

@@ -115,6 +115,14 @@ def test_arrays_of_another_length_are_refused(make):
         iter(make(dataset))
 
 
+@pytest.mark.parametrize("arrays", [(np.zeros((6, 2)), np.zeros(6)), None, {"value": [[1], [1, 2]]}, {"value": ["a"]}])
+def test_what_is_no_dict_of_arrays_is_refused(make, arrays):
+    dataset = Arrays(6)
+    dataset.arrays = lambda: arrays
+    with pytest.raises(ValueError, match=rf"Arrays.arrays\(\) returned a {type(arrays).__name__}"):
+        iter(make(dataset))
+
+
 @pytest.mark.parametrize("array", [np.arange(6)[::-1], np.arange(6, dtype=">i4"), np.arange(12)[::2]])
 def test_arrays_of_any_strides_and_byte_order_are_taken(make, array):
     dataset = Arrays(6)

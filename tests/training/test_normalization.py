@@ -42,6 +42,12 @@ class Stream(IterableDataset):
         yield from (self.images[index] for index in range(first, len(self.images), step))
 
 
+class Grey(Tinted):
+    def __init__(self, train, **_):
+        super().__init__(train)
+        self.mean = (0.5,)
+
+
 class Damaged(Tinted):
     def __getitem__(self, index):
         if index % 4 == 3:
@@ -102,6 +108,11 @@ def test_a_resume_keeps_the_mean_and_std_of_its_checkpoint_unless_they_are_set(t
     assert normalization(tmp_path) == measured
     train(tmp_path, *other[:2], "data.mean=[0,0,0]", "train.epochs=4")
     assert normalization(tmp_path) == ((0, 0, 0), measured[1])
+
+
+def test_a_mean_of_the_dataset_for_other_channels_is_named(tmp_path):
+    with refused("Grey.mean has 1 numbers, and the images have 3 channels"):
+        train(tmp_path, DATA, f"data._target_={HERE}.Grey")
 
 
 def test_without_values_the_datasets_are_used_also_by_a_checkpoint_of_an_earlier_version(tmp_path):
