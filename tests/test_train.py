@@ -15,7 +15,6 @@ from tests.configs import (
     differences,
     differing_weights,
     logged,
-    metrics,
     steps,
     summary_of,
     train,
@@ -46,14 +45,6 @@ def test_a_run_writes_its_metrics_summary_and_checkpoints(tmp_path):
     assert logged(tmp_path, "epoch", "lr") == [1] * 4 + [2] * 4
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"step-0000008.pt", "step-0000016.pt", "last.pt", "best.pt"}
-
-
-def test_a_loss_that_is_not_finite_is_null_in_the_metrics(tmp_path):
-    train(
-        tmp_path, "optim.lr=1e30 train.warmup_epochs=0 train.log_interval=1 train.stop_at_nan=false", "train.epochs=1"
-    )
-    assert None in [line.get("loss", 0) for line in metrics(tmp_path)]
-    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_the_same_seed_gives_bit_equal_weights_whatever_the_loader_and_another_seed_others(tmp_path):

@@ -5,7 +5,6 @@ A subclass of `ImageDataset` has the path of its `yaml`, and a fixture `make`: t
 
 import importlib
 import inspect
-import math
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ import torch
 import yaml
 
 from data.image_folder import ImageFolder
-from data.images.decoding import whole
 from loaders import Random, WorkerLoader, offers
 from tests.data.fakes import noise
 from tests.data.reading import assert_equal_batches, read_batch
@@ -79,28 +77,30 @@ class ImageDataset:
         }
 
 
-class FileDataset(ImageDataset):
-    """Of images of any size: a dataset that also crops."""
+class TransformedDataset(ImageDataset):
+    """One that takes `transform` and `test_transform`."""
 
     def test_a_transform_gets_whole_images_or_crops(self, make):
-        plain = make(True)
-        image = plain.decoded(*plain.encoded(3), whole, math.inf)
         dataset = make(True, transform=mirrored)
-        assert torch.equal(dataset[3]["image"].permute(2, 0, 1), mirrored(image))
+        assert torch.equal(dataset[3]["image"].permute(2, 0, 1), mirrored(dataset.whole(3)))
         assert not offers(dataset, "read_batch")
-        dataset = make(True, transform=["crop", "flip", mirrored])
-        torch.manual_seed(5)
-        crop = plain[3]["image"].permute(2, 0, 1)
-        torch.manual_seed(5)
-        assert torch.equal(dataset[3]["image"].permute(2, 0, 1), mirrored(crop))
+        for train, key, crop in ((True, "transform", ["crop", "flip"]), (False, "test_transform", ["center_crop"])):
+            torch.manual_seed(5)
+            expected = mirrored(make(train)[3]["image"].permute(2, 0, 1))
+            torch.manual_seed(5)
+            assert torch.equal(make(train, **{key: [*crop, mirrored]})[3]["image"].permute(2, 0, 1), expected)
 
-    def test_test_samples_and_new_images_get_the_test_transform(self, make):
-        image = noise(20, 25, 3)
-        for dataset in (make(False, test_transform=mirrored), make(True, test_transform=mirrored)):
+    def test_test_samples_new_images_and_samples_without_augmentation_get_the_test_transform(self, make):
+        test = make(False, test_transform=mirrored)
+        assert torch.equal(test[1]["image"].permute(2, 0, 1), mirrored(test.whole(1)))
+        train = make(True, transform=torch.zeros_like, test_transform=mirrored)
+        image = noise(20, 25, len(train.mean))
+        for dataset in (test, train):
             assert np.array_equal(dataset.prepare(image), image[:, ::-1])
-        dataset = make(False, test_transform=mirrored)
-        pixels = dataset.decoded(*dataset.encoded(1), whole, math.inf)
-        assert torch.equal(dataset[1]["image"].permute(2, 0, 1), mirrored(pixels))
+        plain = train.without_augmentation()
+        assert torch.equal(plain[1]["image"].permute(2, 0, 1), mirrored(plain.whole(1)))
+        fast = make(True, transform=torch.zeros_like).without_augmentation()
+        assert offers(fast, "read_batch") and fast[1]["image"].shape == make(False)[1]["image"].shape
 
     def test_samples_with_a_random_transform_are_the_same_with_any_number_of_workers(self, make):
         batches = []

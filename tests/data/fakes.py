@@ -1,10 +1,12 @@
-"""Small fakes of the public datasets' files, so that no test needs a network."""
+"""Small datasets, and fakes of the public ones' files, so that no test needs a network."""
 
 import pickle
 import struct
 
 import numpy as np
 from PIL import Image
+
+from data.array_dataset import ArrayDataset
 
 
 def flip_a_byte(path):
@@ -16,6 +18,30 @@ def flip_a_byte(path):
 def noise(*shape, seed=0):
     """Random pixels, uint8."""
     return np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
+
+
+class Foreign:
+    """A dataset of someone else: samples (index, index % 2), and whatever attributes it is given."""
+
+    count = 6
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return index, index % 2
+
+
+def arrays(train=True, images=None, labels=None, classes="ab", count=20, size=(12, 10, 3), **options):
+    """An ArrayDataset of random images, whose training images are cropped and mirrored."""
+    images = noise(count, *size) if images is None else images
+    labels = np.arange(len(images)) % len(classes) if labels is None else labels
+    half = [0.5] * images.shape[-1]
+    about = {"mean": half, "std": half, "pad": 2, "transform": ["crop", "flip"], **options}
+    return ArrayDataset(images, labels, classes=classes, train=train, **about)
 
 
 def idx(array):

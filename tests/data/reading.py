@@ -37,6 +37,11 @@ def read_batch(dataset: Any, indices: Any, random: Any = None) -> dict[str, torc
     return out
 
 
+def paths(dataset: Any) -> list[str]:
+    """The file of each sample."""
+    return [dataset.path(index) for index in range(len(dataset))]
+
+
 def assert_equal_batches(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(field, theirs[name]) for name, field in ours.items())

@@ -3,17 +3,15 @@ import pytest
 import torch
 
 from data.array_dataset import ArrayDataset
+from tests.data.fakes import arrays
 from tests.data.reading import Given, assert_equal_batches, read_batch
 
 IMAGES = np.arange(2 * 5 * 4 * 3, dtype=np.uint8).reshape(2, 5, 4, 3)  # all values differ
 LABELS = np.array([1, 0], dtype=np.uint8)
 
 
-def make(images=IMAGES, labels=LABELS, train=True, flip=False, **augmentation):
-    augmentation["transform"] = ["crop", "flip"] if flip else ["crop"]
-    names = ("a", "b")
-    third = (0.5, 0.5, 0.5)
-    return ArrayDataset(images, labels, classes=names, mean=third, std=third, train=train, **augmentation)
+def make(train=True, labels=LABELS, flip=False, pad=0):
+    return arrays(train, IMAGES, labels, pad=pad, transform=["crop", "flip"] if flip else ["crop"])
 
 
 def test_without_augmentation_the_pixels_are_those_of_the_array():

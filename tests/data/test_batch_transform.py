@@ -89,12 +89,13 @@ def test_boxes_are_erased_and_images_mixed_after_it():
     assert all(torch.allclose(both[name], expected[name], atol=1e-5) for name in ("image", "label"))
 
 
-@pytest.mark.parametrize("name", ["RandomAffine", "ColorJiggle"])
-def test_kornia_takes_a_batch(name):
+@pytest.mark.parametrize(
+    ("name", "options"), [("RandomAffine", {"degrees": 10.0}), ("ColorJiggle", {"brightness": 0.2})]
+)
+def test_kornia_takes_a_batch(name, options):
     kornia = pytest.importorskip("kornia.augmentation")
-    options = {"RandomAffine": {"degrees": 10.0}, "ColorJiggle": {"brightness": 0.2}}[name]
-    sequence = kornia.AugmentationSequential(getattr(kornia, name)(**options, p=1.0))
-    for step in (sequence, getattr(kornia, name)(**options, p=1.0)):
+    transform = getattr(kornia, name)(**options, p=1.0)
+    for step in (transform, kornia.AugmentationSequential(transform)):
         assert made(step)["image"].shape == (6, 3, 8, 10)
 
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
-from data import optional
 from data.array_dataset import ArrayDataset
 from data.classes import alike, are_same, numbers_in, with_classes
 from data.subset import Subset, unaugmented
@@ -73,6 +72,10 @@ def brought(draw):
     return classes, names, [respelled(*pair) for pair in zip(names, ways, strict=True)], labels
 
 
+def translated(dataset, classes):
+    return with_classes(dataset, classes, "the network", "the test set")
+
+
 def label_of(sample):
     return sample["label"] if isinstance(sample, dict) else sample[1]
 
@@ -80,7 +83,7 @@ def label_of(sample):
 @given(brought(), st.sampled_from(["tuple", "dict", "column", "shares"]))
 def test_each_sample_keeps_the_name_of_its_class_whatever_the_order_and_the_case_of_the_names(case, form):
     classes, names, spelled, labels = case
-    dataset = with_classes(Plain(spelled, labels, form), classes, "the network", "the test set")
+    dataset = translated(Plain(spelled, labels, form), classes)
     if form == "shares" and len(names) < len(classes):
         with refused("a value for each of .*, and the network has the classes .*") as info:
             dataset[0]
@@ -99,9 +102,9 @@ def test_each_sample_keeps_the_name_of_its_class_whatever_the_order_and_the_case
 def test_whole_batches_resident_arrays_subsets_and_streams_are_translated_as_samples_are(case):
     classes, names, spelled, labels = case
     expected = [classes.index(names[label]) for label in labels]
-    stream = with_classes(Stream(spelled, labels), classes, "the network", "the test set")
+    stream = translated(Stream(spelled, labels), classes)
     assert [label for _, label in pickle.loads(pickle.dumps(stream))] == expected
-    dataset = with_classes(arrays(spelled, labels), classes, "the network", "the test set")
+    dataset = translated(arrays(spelled, labels), classes)
     for copied in (dataset, unaugmented(dataset), pickle.loads(pickle.dumps(dataset))):
         assert offers(copied, "read_batch") and read_batch(copied, len(labels))["label"].tolist() == expected
         assert copied.arrays()["label"].tolist() == expected
@@ -110,12 +113,12 @@ def test_whole_batches_resident_arrays_subsets_and_streams_are_translated_as_sam
 
 
 def test_loaders_read_translated_batches():
-    dataset = with_classes(arrays(["b", "a"], [0, 1, 1]), ["a", "b", "c"], "the network", "the test set")
+    dataset = translated(arrays(["b", "a"], [0, 1, 1]), ["a", "b", "c"])
     for loader in (WorkerLoader(dataset, 3, seed=0, num_workers=1), ResidentLoader(dataset, 3, seed=0)):
         with loader:
             (batch,) = loader
         assert batch["label"].tolist() == [1, 0, 0]
-    stream = with_classes(Stream(["b", "a"], [0, 1, 1]), ["a", "b"], "the network", "the test set")
+    stream = translated(Stream(["b", "a"], [0, 1, 1]), ["a", "b"])
     assert stream.state_dict() == {"place": 1}
 
 
@@ -123,18 +126,18 @@ def test_loaders_read_translated_batches():
 def test_a_class_that_the_network_does_not_have_is_refused_with_both_lists_if_a_sample_has_it(case, data):
     classes, names, spelled, labels = case
     spelled = [*spelled, "tomato"]
-    unused = with_classes(arrays(spelled, labels), classes, "the network", "the test set")
+    unused = translated(arrays(spelled, labels), classes)
     assert unused.labels.tolist() == [classes.index(names[label]) for label in labels]
     for dataset in (arrays(spelled, [*labels, len(names)]), Stream(spelled, labels)):
         with refused("the test set has classes that the network does not have, tomato") as info:
-            with_classes(dataset, classes, "the network", "the test set")
+            translated(dataset, classes)
         assert all(name in str(info.value) for name in [*classes, *spelled])
 
 
 def test_a_dataset_with_the_same_order_or_without_names_is_returned_as_it_is():
     same = arrays(["A", "b"], [0, 1])
     for dataset, classes in ((same, ["a", "B"]), (same, None), ([(0, 1)], ["a"])):
-        assert with_classes(dataset, classes, "the network", "the test set") is dataset
+        assert translated(dataset, classes) is dataset
     assert are_same(["a", "b"], ["B", "A"]) and not are_same(["a", "b"], ["a", "b", "c"])
     assert not are_same(["a", "A"], ["a", "a"])
 
@@ -147,13 +150,13 @@ def test_classes_with_equal_names_stay_apart():
 
 
 def test_names_that_differ_only_in_case_are_two_classes_if_the_network_has_both():
-    dataset = with_classes(arrays(["A", "a"], [0, 1]), ["a", "A"], "the network", "the test set")
+    dataset = translated(arrays(["A", "a"], [0, 1]), ["a", "A"])
     assert dataset.labels.tolist() == [1, 0]
     assert alike(["a", "b", "A", "é", normalize("NFD", "é"), "b"]) == ["a", "A", "é", normalize("NFD", "é")]
     with refused("does not have, CAT"):
         with_classes(arrays(["CAT"], [0]), ["Cat", "cat"], "the training set", "the test set")
     with refused("does not have, Ä"):
-        with_classes(arrays(["Ä"], [0]), ["a"], "the network", "the test set")
+        translated(arrays(["Ä"], [0]), ["a"])
 
 
 @given(st.sets(st.integers(0, 9), min_size=1).filter(lambda numbers: max(numbers) >= len(numbers)))
@@ -170,7 +173,7 @@ def test_labels_that_have_no_class_are_refused_and_not_guessed(label):
     dataset = Plain(["b", "a"], [0], "tuple")
     dataset.__class__ = type("Odd", (Plain,), {"__getitem__": lambda self, index: (index, label)})
     with refused("cannot be translated"):
-        with_classes(dataset, ["a", "b"], "the network", "the test set")[0]
+        translated(dataset, ["a", "b"])[0]
 
 
 @given(st.permutations(range(3)), st.lists(st.integers(0, 1), min_size=3, max_size=3), st.sampled_from([int, bool]))
@@ -190,19 +193,3 @@ def test_integers_are_a_value_per_class_if_the_task_or_the_dataset_says_so_and_b
     if dtype is bool:
         del dataset.fits_task
         assert with_classes(dataset, classes, "the network", "it")[0][1].tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("classes", "names"),
-    [
-        ({"b": 1, "a": 0}, ("a", "b")),
-        ({1: "b", 0: "a"}, ("a", "b")),
-        (np.array(["a", "b"]), ("a", "b")),
-        (torch.tensor([3, 4]), ("3", "4")),
-    ],
-)
-def test_names_are_read_in_the_order_of_their_numbers(classes, names):
-    assert optional(Plain(classes, [0], "tuple"), "classes") == names
-    for wrong, sentence in (({"a", "b"}, r"\['a', 'b'\] is a set"), ([True, False], "put names into quotes")):
-        with refused(sentence):
-            optional(Plain(wrong, [0], "tuple"), "classes")

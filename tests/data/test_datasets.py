@@ -20,7 +20,7 @@ from data.cifar import CIFAR10
 from data.fashion import TEST_FILES, TRAIN_FILES, FashionMini, FashionMNIST, read_idx
 from data.image_folder import ImageFolder
 from data.synthetic import COSTS, Synthetic
-from tests.data.contract import ImageDataset
+from tests.data.contract import ImageDataset, TransformedDataset
 from tests.data.fakes import idx, noise, write_cifar, write_fashion, write_images
 from tests.data.reading import refused
 
@@ -37,8 +37,8 @@ def any_cifar(monkeypatch):
     monkeypatch.setitem(CIFAR10.meta, "md5", None)
 
 
-class TestDatasets(ImageDataset):
-    @pytest.fixture(params=["fashion_mini", "fashion_mnist", "cifar10", "image_folder", "synthetic"])
+class TestDatasets(TransformedDataset):
+    @pytest.fixture(params=["fashion_mini", "fashion_mnist", "cifar10", "image_folder"])
     def make(self, request, tmp_path, any_cifar):
         """A function train, **arguments -> dataset."""
         self.yaml = CONF / f"{request.param}.yaml"
@@ -47,10 +47,17 @@ class TestDatasets(ImageDataset):
             "fashion_mnist": lambda: partial(FashionMNIST, root=write_fashion(tmp_path)),
             "cifar10": lambda: partial(CIFAR10, root=write_cifar(tmp_path)),
             "image_folder": lambda: partial(ImageFolder, root=write_images(tmp_path), image_size=32),
-            "synthetic": lambda: partial(Synthetic, length=30, test_length=20),
         }
         assert makers.keys() <= {path.stem for path in CONF.glob("*.yaml")}
         return makers[request.param]()
+
+
+class TestSynthetic(ImageDataset):
+    yaml = CONF / "synthetic.yaml"
+
+    @pytest.fixture
+    def make(self):
+        return partial(Synthetic, length=30, test_length=20)
 
 
 def test_the_embedded_images_are_balanced_and_small_and_mean_and_std_are_theirs():
@@ -69,7 +76,7 @@ def test_an_idx_file_is_read_and_one_that_is_truncated_or_of_another_format_refu
     content = pack(idx(array))
     path.write_bytes(content)
     assert np.array_equal(read_idx(path), array)
-    other = b"<html>not found</html>", b"\0\0\x0d\x01\0\0\0\x01a", b"\0\0\x08\x01\0\0\0\x01ab"
+    other = b"<html>not found</html>", b"\0\0\x0d\x01\0\0\0\x01a", b"\0\0\x08\x01\0\0\0\x01ab", b"\0\0\x08\x7f"
     for spoiled in (*(content[:length] for length in range(len(content))), *map(pack, other)):
         path.write_bytes(spoiled)
         with refused(f"{path.name} .*good copy"):

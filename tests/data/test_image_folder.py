@@ -16,7 +16,7 @@ from data.images import decoding
 from data.images.crops import CROP_ATTEMPTS, random_crop
 from loaders import WorkerLoader
 from tests.data.fakes import noise, write_images
-from tests.data.reading import Given, distance, read_batch, refused
+from tests.data.reading import Given, distance, paths, read_batch, refused
 from tests.infrastructure.later import Later
 
 v2 = Later("torchvision.transforms.v2")
@@ -61,7 +61,7 @@ def test_all_that_torchvision_finds_is_read_in_its_order_and_what_is_left_out_is
             smooth_image(8, 8 + number).save(folder / below / f"{number}.{suffix}")
     theirs = [path for path, _ in Later("torchvision.datasets").ImageFolder(tmp_path / "train").samples]
     dataset = ImageFolder(train=True, root=tmp_path, image_size=8)
-    assert [dataset.path(index) for index in range(len(dataset))] == theirs
+    assert paths(dataset) == theirs
     assert len(theirs) == 23
     assert len(list(dataset)) == len(theirs) and not caplog.text
     smooth_image(8, 8).save(folder / "x" / "0.jfif", "jpeg")  # torchvision reads no .jfif, but hidden files
@@ -128,7 +128,7 @@ def test_deep_pixels_are_scaled_by_the_range_of_the_whole_image(one_image, case)
 
 def test_links_may_go_round_in_circles_and_each_real_folder_is_read_once(tmp_path):
     train = write_images(tmp_path) / "train"
-    files = [ImageFolder(True, tmp_path).path(index) for index in range(4)]
+    files = paths(ImageFolder(True, tmp_path))
     (tmp_path / "outside").mkdir()
     smooth_image(9, 9).save(tmp_path / "outside" / "x.png")
     links = {"cat/up": "..", "cat/top": "../..", "dog/me": ".", "dog/me2": ".", "cat/a": tmp_path / "outside"}
@@ -136,7 +136,7 @@ def test_links_may_go_round_in_circles_and_each_real_folder_is_read_once(tmp_pat
     for name, target in links.items():
         (train / name).symlink_to(target)
     dataset = ImageFolder(True, tmp_path)
-    found = [dataset.path(index) for index in range(len(dataset))]
+    found = paths(dataset)
     outside = [path for path in found if path.endswith("x.png")]
     assert len(found) == 5 and len(outside) == 1
     assert sorted({*found} - {*outside}) == sorted(files)

@@ -5,7 +5,6 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,15 +13,15 @@ from data.image_folder import ImageFolder
 from data.image_table import ImageTable
 from data.subset import split
 from data.table import read_table
-from tests.data.contract import FileDataset
+from tests.data.contract import TransformedDataset
 from tests.data.fakes import write_images, write_table
-from tests.data.reading import read_batch, refused
+from tests.data.reading import paths, read_batch, refused
 
 PARTS = [f"{number}.jpg,{'ab'[number % 2]},{number // 2},{part}" for number, part in enumerate(["train"] * 4)]
 HEADER = "image,label,g,s"
 
 
-class TestTables(FileDataset):
+class TestTables(TransformedDataset):
     yaml = Path(__file__).parents[2] / "conf" / "data" / "image_table.yaml"
 
     @pytest.fixture
@@ -52,7 +51,7 @@ def rows(*labels, header="image,label"):
 def test_a_table_of_a_folders_files_has_the_folders_samples(tmp_path):
     folder = ImageFolder(True, write_images(tmp_path, count=4), image_size=8)
     table = ImageTable(True, write_table(tmp_path), split="split", image_size=8)
-    assert [table.path(index) for index in range(8)] == [folder.path(index) for index in range(8)]
+    assert paths(table) == paths(folder)
     assert table.classes == folder.classes and table.mean == folder.mean
     ours, theirs = (read_batch(dataset, 8) for dataset in (table, folder))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -96,19 +95,13 @@ def test_parts_are_those_of_the_column_and_val_rows_are_the_test_set_if_there_is
     without = named.replace("5.jpg,a,5,test", "")
     assert len(make(without, split="s")) == 4 and len(make(without, False, split="s")) == 1
     assert len(make(named, False)) == 0, "what val_fraction splits off is the test set"
+    assert make(named, group="g").val_groups.tolist() == [*"001145"]
 
 
-@pytest.mark.parametrize("is_absolute", [False, True])
-def test_the_split_of_a_table_is_the_same_wherever_its_images_are(make, tmp_path, is_absolute):
-    chosen = []
-    for job in ("job1", "job2"):
-        (tmp_path / job).mkdir()
-        for number in range(20):
-            Image.new("RGB", (8, 8)).save(tmp_path / job / f"{number}.png")
-        prefix = f"{tmp_path}/{job}/" if is_absolute else ""
-        table = "\n".join(["image,label", *(f"{prefix}{number}.png,{number % 2}" for number in range(20))])
-        chosen.append(split(make(table, root=tmp_path / job), 0.3)[1].indices.tolist())
-    assert chosen[0] == chosen[1]
+def test_a_tables_samples_are_known_by_names_that_do_not_depend_on_where_its_folder_is(make, tmp_path):
+    relative = make(rows("a", "b"))
+    absolute = make(f"image,label\n{tmp_path}/0.jpg,a\n{tmp_path}/1.jpg,b")
+    assert relative.sample_ids().tolist() == absolute.sample_ids().tolist()
 
 
 def test_a_test_table_has_its_own_rows_and_folder_and_the_classes_of_the_training_rows(make, tmp_path):
@@ -147,7 +140,9 @@ def test_a_test_table_has_its_own_rows_and_folder_and_the_classes_of_the_trainin
         (f"{HEADER}\n0.jpg,a,1,train\n1.jpg,a,1,test", {"split": "s", "group": "g"}, "g=1"),
         ('[{"image": "0.jpg", "label": "a"}, {"image": "1.jpg"}]', {"name": "t.json"}, "row 2: 'label'"),
         ('[{"image": "0.jpg"', {"name": "t.json"}, "t.json cannot be read"),
+        ('{"image": "0.jpg"', {"name": "t.jsonl"}, "t.jsonl cannot be read"),
         (b"PAR1", {"name": "t.parquet"}, "t.parquet cannot be read"),
+        (b"PAR1xxxxPAR1", {"name": "t.parquet"}, "t.parquet cannot be read"),
     ],
 )
 def test_a_mistake_in_a_table_is_a_sentence_with_its_row(make, tmp_path, content, keys, sentence):
@@ -173,34 +168,3 @@ def test_csv_of_every_kind_json_and_parquet_have_the_same_rows(tmp_path):
         columns = {"image": ["0.jpg", "1.jpg"], "label": ["a", "2"], "z": [0, 1]}
         parquet.write_table(table(columns), tmp_path / "g.parquet")
         assert read_table(tmp_path / "g.parquet", ["image", "label"])[:, 1:].tolist() == [row[1:] for row in expected]
-
-
-def test_no_group_is_on_both_sides_and_classes_keep_their_shares_as_far_as_groups_allow(make):
-    dataset = make(rows(*"aabbab"))
-    generator = np.random.default_rng(0)
-    dataset.labels = np.repeat([0, 1, 2], [600, 60, 1])
-    dataset.files = np.arange(661).astype("S")
-    for groups in (None, generator.integers(80, size=661)):
-        for stratify in (True, False):
-            dataset.val_groups = groups
-            dataset.stratify = stratify
-            rest, part = split(dataset, 0.2)
-            assert np.array_equal(part.indices, split(dataset, 0.2)[1].indices)
-            assert len(rest) + len(part) == 661
-            assert abs(len(part) - 0.2 * 661) < 60
-            counts = np.bincount(dataset.labels[part.indices], minlength=3)
-            if groups is None and stratify:
-                assert counts[2] == 0, "a class of one sample is trained"
-                assert abs(counts[0] - 120) < 50 and abs(counts[1] - 12) < 10
-            if groups is not None:
-                assert not set(groups[rest.indices]) & set(groups[part.indices])
-    dataset.val_groups = np.maximum(np.arange(661), 600)
-    dataset.stratify = True
-    assert {*dataset.labels[split(dataset, 0.2)[1].indices]} == {1}, "a class that is a single group is trained"
-    dataset.val_groups = None
-    dataset.labels = np.arange(661)
-    with refused("each class has one sample or group"):
-        split(dataset, 0.2)
-    dataset.labels = np.zeros(661, np.float32)
-    with refused(r"data.stratify=true"):
-        split(dataset, 0.2)

@@ -15,16 +15,14 @@ from data.mix import mixed
 from data.subset import split
 from loaders import Mixture, Random, WorkerLoader, offers
 from tests.configs import MIXTURE, train
+from tests.data import fakes
 from tests.data.fakes import write_images, write_table
 from tests.data.reading import assert_equal_batches, read_batch, refused
 
-ABOUT = {"mean": [0.5] * 3, "std": [0.25] * 3}
 
-
-def arrays(train, count=30, first=0, classes="ab", side=8, **about):
+def arrays(train, count=30, first=0, side=8, **about):
     images = np.full((count, side, side, 3), first, np.uint8) + np.arange(count, dtype=np.uint8)[:, None, None, None]
-    options = {**ABOUT, **about, "classes": classes, "pad": 2, "transform": ["crop", "flip"]}
-    return ArrayDataset(images, np.arange(count) % len(classes), train=train, **options)
+    return fakes.arrays(train, images, **about)
 
 
 PARTS = {"a": arrays, "b": partial(arrays, count=10, first=100)}
@@ -94,7 +92,7 @@ class Named(ArrayDataset):
 
 def named(train):
     images = np.zeros((4, 8, 8, 3), np.uint8)
-    return Named(images, [0, 1, 0, 1], classes="ab", train=train, **ABOUT)
+    return Named(images, [0, 1, 0, 1], classes="ab", mean=[0.5] * 3, std=[0.5] * 3, train=train)
 
 
 def test_a_field_that_a_part_adds_has_none_in_the_rows_of_other_parts():

@@ -8,23 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from data.array_dataset import ArrayDataset
 from data.batch_transform import Normalize
 from data.fashion import EMBEDDED, FashionMini
 from data.image_folder import ImageFolder
 from data.synthetic import Synthetic
-from tests.data.fakes import flip_a_byte, write_images
+from tests.data.fakes import arrays, flip_a_byte, write_images
 from tests.data.reading import refused
-
-THIRD = (0.5, 0.5, 0.5)
-
-
-def arrays(images=np.zeros((2, 5, 4, 3), np.uint8), labels=np.array([1, 0]), **augmentation):  # noqa: B008
-    return ArrayDataset(images, labels, classes="ab", mean=THIRD, std=THIRD, train=True, **augmentation)
 
 
 def normalize(**batch):
-    return Normalize(THIRD, THIRD)(batch, None)
+    return Normalize([0.5] * 3, [0.5] * 3)(batch, None)
 
 
 def resident(**settings):
@@ -35,9 +28,18 @@ def resident(**settings):
     ("make", "arguments", "sentence"),
     [
         (arrays, {"images": np.zeros((2, 5, 4, 3))}, "uint8 of shape"),
-        (arrays, {"labels": np.array([1])}, "labels of shape (2,)"),
-        (arrays, {"labels": [0.5, 1.0]}, "labels of shape (2,), integers, not float64 (2,)"),
-        (arrays, {"pad": 4}, "data.pad=4"),
+        (arrays, {"images": np.zeros((2, 5), np.uint8)}, "uint8 of shape"),
+        (arrays, {"labels": np.array([1])}, "labels of shape (20,)"),
+        (arrays, {"labels": np.zeros(20)}, "labels of shape (20,), integers, not float64 (20,)"),
+        (arrays, {"pad": 10}, "data.pad=10"),
+        (arrays, {"transform": "v2"}, "data.transform=v2"),
+        (arrays, {"test_transform": [Path]}, "data.test_transform="),
+        (arrays, {"transform": None}, "data.transform=None"),
+        (arrays, {"transform": ["crop", "trival"]}, "data.transform=trival"),
+        (arrays, {"policy": "trivial"}, "data.policy=trivial: type 'data.transform=[crop, flip, trivial]'"),
+        (arrays, {"flip": False}, "data.flip=False: type 'data.transform=[crop]'"),
+        (arrays, {"transform_input": "array"}, "data.transform_input=array: "),
+        (arrays, {"transform_after": "crop"}, "data.transform_after=crop: "),
         (resident, {"transform": ["crop", "rand"]}, "data.transform"),
         (normalize, {"image": torch.zeros(2, 4, 4, 3)}, "uint8 images of shape (B, H, W, 3)"),
         (Synthetic, {"cost_ms": -1}, "data.cost_ms=-1"),

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,18 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.array_dataset import ArrayDataset
 from data.classes import with_classes
 from data.errors import DataError
 from data.subset import Fold, Subset, count_shared, ends_of, hashed, sketch, split, unaugmented
 from loaders import ResidentLoader, WorkerLoader, offers
+from tests.data import fakes
+from tests.data.fakes import Foreign
 from tests.data.reading import read_batch, refused
 
-
-def arrays(train=True):
-    images = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
-    options = {"classes": "abc", "mean": [0.5] * 3, "std": [0.25] * 3, "pad": 2, "transform": ["crop", "flip"]}
-    return ArrayDataset(images, np.arange(50) % 3, train=train, **options)
+arrays = partial(fakes.arrays, count=50, classes="abc")
 
 
 def test_a_subset_reads_whole_batches_and_arrays_only_if_its_dataset_does_and_has_its_part_of_other_attributes():
@@ -260,6 +258,16 @@ def test_more_folds_than_samples_are_refused():
         split([7] * 4, Fold(0, 5))
 
 
+def test_a_class_that_is_a_single_group_is_trained_and_what_cannot_be_stratified_is_refused():
+    dataset = Files(["aa/x0", "ab/y0", "bb/z1", "bb/w1"], has_groups=True, stratify=True)
+    assert {"bb/z1", "bb/w1"} <= sides(dataset, 0.9)[0]
+    with refused("each class has one sample or group"):
+        split(Files(["aa/x0", "bb/z1"], stratify=True), 0.5)
+    dataset.labels = np.zeros(4, np.float32)
+    with refused("data.stratify=true"):
+        split(dataset, 0.5)
+
+
 class Parted(Files):
     def split_parts(self, fraction):
         return self, self
@@ -283,10 +291,9 @@ def test_a_fold_that_no_class_could_fill_and_a_dataset_that_splits_itself_are_re
 def test_samples_without_names_are_known_by_their_pixels_or_by_their_position_which_is_said(caplog):
     caplog.set_level("INFO")
     images = arrays().sample_ids()
-    options = {"classes": "abc", "mean": [0.5] * 3, "std": [0.25] * 3}
     kept = {image["image"].numpy().tobytes() for image in split(arrays(), 0.2)[1]}
     for order in (np.arange(49, -1, -1), np.arange(1, 50)):
-        other = ArrayDataset(images[order], order % 3, train=False, **options)
+        other = arrays(False, images[order])
         assert {image["image"].numpy().tobytes() for image in split(other, 0.2)[1]} <= kept
     assert "ArrayDataset are known by sample_ids()" in caplog.text
     before = {*split(list(range(100, 200)), 0.3)[1]}
@@ -321,22 +328,15 @@ def test_samples_with_one_path_are_known_by_their_positions(caplog):
     assert all(split(Files(["videos.h5_0"] * 20), 0.3)) and "known by their positions" in caplog.text
 
 
-class Ids:
-    def __init__(self, ids):
-        self.ids = ids
-
-    def __len__(self):
-        return len(self.ids)
-
-    def sample_ids(self):
-        return np.array(self.ids)
+def known_by(ids):
+    return Foreign(count=len(ids), sample_ids=lambda: np.array(ids))
 
 
 @given(st.integers(1, 400), st.integers(0, 400), st.integers(0, 200))
 def test_a_sketch_counts_the_samples_that_two_sets_share(first, second, shared):
     common = [f"common {number}" for number in range(shared)]
-    one = Subset(Ids([*common, *(f"one {number}" for number in range(first))]), np.arange(shared + first))
-    other = Ids([f"other {number}" for number in range(second)] + common)
+    one = Subset(known_by([*common, *(f"one {number}" for number in range(first))]), np.arange(shared + first))
+    other = known_by([f"other {number}" for number in range(second)] + common)
     assert count_shared(other, sketch(one)) == shared
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("data.subset.KEPT", 128)
@@ -358,37 +358,20 @@ def test_rows_of_texts_have_hashes_that_do_not_depend_on_other_rows(dtype):
     assert hashed(np.array([[*map(str, row)] for row in rows], object)).tolist() == hashes
 
 
-class TurnsItOff:
-    """Changes itself in place of returning another dataset."""
-
-    def __init__(self, result):
-        self.result = self if result == "self" else result
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return index
-
-    def path(self, index):
-        return str(index)
-
-    def without_augmentation(self):
-        return self.result
-
-
 def test_without_augmentation_of_another_length_as_a_wrapper_passes_it_on_is_not_used_which_is_said(caplog):
-    dataset = TurnsItOff([0] * 4)
-    some = Subset(dataset, np.array([7]))
-    assert unaugmented(dataset) is dataset and unaugmented(some)[0] == 7
-    assert [*map(len, split(dataset, 0.5))] == [*map(len, split(TurnsItOff([0] * 8), 0.5))]
-    assert "TurnsItOff.without_augmentation() is not used: it returned 4 of 8 samples" in caplog.text
+    dataset = Foreign(without_augmentation=lambda: [0] * 4)
+    some = Subset(dataset, np.array([5]))
+    assert unaugmented(dataset) is dataset and unaugmented(some)[0] == (5, 1)
+    assert [*map(len, split(dataset, 0.5))] == [*map(len, split(Foreign(), 0.5))]
+    assert "Foreign.without_augmentation() is not used: it returned 4 of 6 samples" in caplog.text
 
 
-@pytest.mark.parametrize("result", [None, "self"])
-def test_without_augmentation_returns_another_dataset(result):
-    with refused("without_augmentation"):
-        split(TurnsItOff(result), 0.5)
+def test_without_augmentation_returns_another_dataset():
+    dataset = Foreign()
+    for result in (None, dataset):
+        dataset.without_augmentation = lambda result=result: result
+        with refused("without_augmentation"):
+            split(dataset, 0.5)
 
 
 def test_a_split_is_the_same_on_every_machine():

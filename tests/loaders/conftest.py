@@ -29,6 +29,29 @@ def reader(request):
     return dict(request.param)
 
 
+# Each test that takes one of these runs with all of its values.
+
+
+@pytest.fixture(params=[None, 0])
+def seed(request):
+    return request.param
+
+
+@pytest.fixture(params=["multiprocessing", "thread"])
+def method(request):
+    return request.param
+
+
+@pytest.fixture(params=[0, 1])
+def num_workers(request):
+    return request.param
+
+
+@pytest.fixture(params=[0, 2])
+def depth(request):
+    return request.param
+
+
 @pytest.fixture
 def closed_later():
     """Closes a loader after the test, and returns it."""

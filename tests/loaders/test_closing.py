@@ -13,11 +13,8 @@ from example_datasets import Faulty, Numbers, Slow, contents
 
 from loaders import Preloader, WorkerLoader
 
-SEEDS = pytest.mark.parametrize("seed", [0, None])
-
 
 @pytest.mark.parametrize(("method", "workers"), [("multiprocessing", 6), ("thread", 0)])
-@SEEDS
 def test_close_ends_older_independent_iterators_too(seed, method, workers):
     loader = WorkerLoader(Numbers(400), 4, num_workers=2, seed=seed, worker_method=method)
     iterators = [iter(loader) for _ in range(3)]
@@ -55,8 +52,6 @@ class Locking(Numbers):
             return index
 
 
-@SEEDS
-@pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("seconds", [0.4, 60])
 def test_a_worker_finishes_its_sample_and_so_releases_its_lock_unless_that_takes_long(
     seed, depth, seconds, bound, request, monkeypatch
@@ -76,7 +71,6 @@ def test_a_worker_finishes_its_sample_and_so_releases_its_lock_unless_that_takes
         assert -signal.SIGKILL in [worker.exitcode for worker in workers]
 
 
-@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_a_worker_that_is_in_the_middle_of_a_batch_ends_after_its_sample(method, bound, caplog):
     with WorkerLoader(Slow(1000), 1000, num_workers=1, worker_method=method) as loader:  # a batch: 20 seconds
         _iterator = iter(loader)
@@ -85,7 +79,6 @@ def test_a_worker_that_is_in_the_middle_of_a_batch_ends_after_its_sample(method,
     assert all(worker.exitcode == 0 for worker in workers) and "left behind" not in caplog.text
 
 
-@SEEDS
 def test_loaders_that_only_the_garbage_collector_finds_end_their_workers(seed):
     def cycle():
         loader = WorkerLoader(Numbers(40), 4, num_workers=1, seed=seed)

@@ -9,7 +9,7 @@ import traceback
 from itertools import islice
 
 import pytest
-from every_loader import LENGTH, make
+from every_loader import LENGTH, make, saved
 from example_datasets import Faulty, Noisy, contents, plain
 
 
@@ -26,7 +26,7 @@ def test_a_samples_error_is_raised_in_its_batchs_place_and_the_epoch_goes_on(nam
     with pytest.raises(ValueError, match=f"sample {bad} is bad") as caught:
         next(iterator)
     assert "in __getitem__" in "".join(traceback.format_exception(caught.value))
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = saved(loader)
     if case.is_torchs:
         with pytest.raises(RuntimeError, match="ended this epoch"):
             next(iterator)

@@ -145,7 +145,6 @@ class Together:
         return [[index, torch.rand(()).item()] for index in indices]
 
 
-@pytest.mark.parametrize("seed", [None, 0])
 def test_getitems_alone_is_enough(seed, reader):
     with WorkerLoader(Together(), BATCH_SIZE, seed=seed, **reader) as loader:
         batches = contents(loader)

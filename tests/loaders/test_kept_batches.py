@@ -83,7 +83,6 @@ class Keeper(WrittenImages):
         out["changed"] = [any(not torch.equal(image, then) for image, then in self.kept)] * len(indices)
 
 
-@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_what_a_dataset_keeps_of_its_out_is_not_written_again(method):
     with WorkerLoader(Keeper(240), 20, num_workers=2, seed=0, persistent_workers=True, worker_method=method) as loader:
         for _ in range(3):
@@ -103,7 +102,6 @@ class Refilled:
         return self.memory[: len(samples)]
 
 
-@pytest.mark.parametrize("seed", [None, 0])
 def test_a_collate_fn_may_fill_the_same_memory_again_in_a_worker(seed):
     with WorkerLoader(Numbers(80), 4, num_workers=2, seed=seed, collate_fn=Refilled()) as loader:
         batches = list(loader)  # all are kept

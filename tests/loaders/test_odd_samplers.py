@@ -43,7 +43,6 @@ class Restarting(BatchSampler):
         return next(self.items)
 
 
-@pytest.mark.parametrize("seed", [None, 0])
 def test_an_iterator_of_a_batch_sampler_is_not_iterated_again(seed):
     batches = Restarting(range(100), 1, False)
     with WorkerLoader(Numbers(100), batch_sampler=batches, num_workers=1, seed=seed) as loader:
@@ -162,7 +161,6 @@ def not_found():
 
 
 @AS_BATCHES
-@pytest.mark.parametrize("seed", [None, 0])
 def test_a_sampler_that_raises_when_it_is_iterated_is_an_error_of_the_epoch(seed, as_batches):
     sampler = {"batch_sampler" if as_batches else "sampler": Made(not_found)}
     with WorkerLoader(range(8), num_workers=1, seed=seed, **sampler) as loader:

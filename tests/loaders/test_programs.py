@@ -8,7 +8,6 @@ from example_datasets import Numbers, contents, outcomes
 
 from loaders import Preloader, WorkerLoader
 
-SEEDS = pytest.mark.parametrize("seed", [None, 0])
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
 TENS = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
@@ -87,7 +86,6 @@ def rebuilt():
     return "rebuilt"
 
 
-@SEEDS
 def test_an_alarm_while_a_batch_is_unpickled_is_raised_and_the_batch_is_not_lost(seed, alarm):
     Alarming.is_due = True
     with WorkerLoader([Alarming()] * 3, 1, num_workers=1, seed=seed, collate_fn=list) as loader:
@@ -111,7 +109,6 @@ class Opened(Numbers):
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-@SEEDS
 def test_a_worker_init_fn_that_is_a_method_of_the_dataset_has_the_dataset_that_is_read(seed, method):
     dataset = Opened(2)
     settings = {"num_workers": 1, "multiprocessing_context": method, "seed": seed}

@@ -120,7 +120,6 @@ def test_a_random_samplers_order_depends_on_seed_and_epoch_and_leaves_the_global
 
 
 @AS_BATCHES
-@pytest.mark.parametrize("seed", [0, None])
 def test_a_long_epoch_is_drawn_in_blocks_in_the_loops_thread_whose_own_draws_do_not_disturb_it(as_batches, seed):
     length = 150 if as_batches else 4200  # more than a block
 

@@ -1,12 +1,12 @@
 """Iterable datasets with a seed: logical streams are the same, whatever reads, kills, interrupts or resumes them."""
 
-import json
 import multiprocessing
 import random
 from itertools import chain, cycle, islice
 
 import pytest
 import torch
+from every_loader import saved
 from example_streams import Failing, Numbers, Refilled, Rewinding, Stateful, loader_of, numbers, seen
 from strikes import Interrupted, moments_of, struck
 from torch.utils.data import IterableDataset, get_worker_info
@@ -40,7 +40,7 @@ def test_kills_resumes_and_other_numbers_of_workers_change_no_byte(kind, setting
     while epoch < 2:
         with loader_of(kind(), draw.choice((0, 1, 2, 3)), **settings) as loader:
             if state is not None:
-                loader.load_state_dict(json.loads(json.dumps(state)))
+                loader.load_state_dict(state)
             iterator = iter(loader)
             for _ in range(draw.randrange(1, 10)):
                 if iterator._workers and draw.random() < 0.3:
@@ -51,7 +51,7 @@ def test_kills_resumes_and_other_numbers_of_workers_change_no_byte(kind, setting
                     got.append(str(error).split()[-1])
                 except StopIteration:
                     break
-            state = loader.state_dict()
+            state = saved(loader)
             if state["epoch"] > epoch:
                 assert got == epochs[epoch]
                 epoch += 1
@@ -80,7 +80,7 @@ def test_ranks_share_the_streams_and_a_merged_state_resumes_on_any_number_of_the
     iterators = list(map(iter, loaders))
     together = [numbers([next(iterator)])[0] for _ in range(4) for iterator in iterators]
     assert together == alone, "the batches of a step are those of two steps of one rank"
-    states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+    states = [saved(loader) for loader in loaders]
     for ranks in (1, 4):
         got = []
         for rank in range(ranks):

@@ -7,7 +7,6 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
 from example_datasets import Numbers, Waiting
 
 from loaders import WorkerLoader
@@ -48,7 +47,6 @@ def stopped(loader, bound):
     return iterator, first, worker
 
 
-@pytest.mark.parametrize("seed", [0, None])
 def test_a_stopped_worker_is_replaced_after_the_timeout_and_large_objects_arrive_whole(seed, in_thread, bound):
     settings = {"num_workers": 1, "prefetch_factor": 1, "timeout": 1, "collate_fn": list, "seed": seed}
     with WorkerLoader(Texts(16), 4, **settings) as loader:

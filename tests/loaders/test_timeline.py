@@ -37,17 +37,14 @@ def test_what_ended_before_the_start_and_began_after_the_end_is_left_out(clock):
     assert not recorded.is_open
 
 
-LOADERS = {
-    "workers": lambda: WorkerLoader(Numbers(24), 8, shuffle=True, seed=0, num_workers=2),
-    "threads": lambda: WorkerLoader(Numbers(24), 8, seed=0, num_workers=2, worker_method="thread"),
-    "inline": lambda: WorkerLoader(Numbers(24), 8, seed=0),
-}
-
-
-@pytest.mark.parametrize(("name", "depth"), [("workers", 0), ("threads", 2), ("inline", 0)])
-def test_each_batch_can_be_followed_from_its_worker_to_its_step(name, depth):
+@pytest.mark.parametrize(
+    ("settings", "depth"),
+    [({"num_workers": 2, "shuffle": True}, 0), ({"num_workers": 2, "worker_method": "thread"}, 2), ({}, 0)],
+)
+def test_each_batch_can_be_followed_from_its_worker_to_its_step(settings, depth):
     recorded = Timeline()
-    with Preloader(LOADERS[name](), "cpu", depth=depth, transform=lambda batch, _: batch) as preloader:
+    loader = WorkerLoader(Numbers(24), 8, seed=0, **settings)
+    with Preloader(loader, "cpu", depth=depth, transform=lambda batch, _: batch) as preloader:
         preloader.timeline = recorded
         timer = StepTimer(torch.device("cpu"), 0, recorded, timeline_steps=6)
         for _ in range(2):

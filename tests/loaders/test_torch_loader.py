@@ -18,14 +18,14 @@ def make(closed_later):
     return make
 
 
-FAULTS = {
-    "hangs": ("hang", {"timeout": 1}, "timed out after 1 seconds"),
-    "is killed": ("SIGKILL", {}, r"is killed by signal|exited unexpectedly"),
-}
-
-
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("how", "settings", "said"), FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize(
+    ("how", "settings", "said"),
+    [
+        ("hang", {"timeout": 1}, "timed out after 1 seconds"),
+        ("SIGKILL", {}, "is killed by signal|exited unexpectedly"),
+    ],
+)
 def test_a_worker_that_fails_is_torchs_error_and_ends_the_epoch(torch_looks_often, make, how, settings, said):
     loader = make(failing(Noisy, how, (0,)), num_workers=1, **settings)
     iterator = iter(loader)
@@ -37,7 +37,6 @@ def test_a_worker_that_fails_is_torchs_error_and_ends_the_epoch(torch_looks_ofte
     loader.close()
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
 def test_ranks_augment_differently(make, num_workers):
     ranks = [next(make(Augmented(8), rank=rank, world_size=2, num_workers=num_workers)) for rank in range(2)]
     assert not any(torch.equal(first, second) for first, second in zip(*(batch[1:] for batch in ranks), strict=True))
@@ -71,7 +70,6 @@ def test_close_ends_a_preloaders_thread_that_waits_for_torchs_worker(torch_looks
 # TorchStream
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_stream_is_read_epoch_by_epoch(closed_later, num_workers):
     loader = closed_later(TorchStream(Stream(5), 2, seed=0, streams=1, num_workers=num_workers))
     for _ in range(2):
@@ -80,7 +78,6 @@ def test_a_stream_is_read_epoch_by_epoch(closed_later, num_workers):
         len(loader)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
 def test_with_steps_an_epoch_goes_on_where_the_one_before_has_ended(closed_later, caplog, num_workers):
     settings = {"seed": 0, "streams": 1, "num_workers": num_workers, "steps_per_epoch": 2, "drop_last": True}
     loader = closed_later(TorchStream(Stream(6), 2, **settings))

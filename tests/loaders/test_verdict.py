@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from example_datasets import Numbers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -224,26 +225,15 @@ def test_what_is_set_is_never_advised(known, measured):
         assert advice.what != known.setting.kind
 
 
-class Rows(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        return torch.zeros(3)
-
-    def arrays(self):
-        return {"x": torch.zeros(64, 3)}
-
-
 @pytest.mark.parametrize(
     ("make", "setting"),
     [
-        (lambda: DataLoader(Rows(), 8, num_workers=1), ("torch", 1, 0)),
-        (lambda: TorchLoader(Rows(), 8, num_workers=1, seed=0), ("torch", 1, 0)),
-        (lambda: WorkerLoader(Rows(), 8, num_workers=1), ("workers", 1, 0)),
-        (lambda: WorkerLoader(Rows(), 8, num_workers=1, worker_method="thread", seed=0), ("threads", 1, 0)),
-        (lambda: Preloader(WorkerLoader(Rows(), 8, num_workers=0, seed=0), "cpu", depth=3), ("workers", 0, 3)),
-        (lambda: ResidentLoader(Rows(), 8, device="cpu"), ("resident", 0, 0)),
+        (lambda: DataLoader(Numbers(64), 8, num_workers=1), ("torch", 1, 0)),
+        (lambda: TorchLoader(Numbers(64), 8, num_workers=1, seed=0), ("torch", 1, 0)),
+        (lambda: WorkerLoader(Numbers(64), 8, num_workers=1), ("workers", 1, 0)),
+        (lambda: WorkerLoader(Numbers(64), 8, num_workers=1, worker_method="thread", seed=0), ("threads", 1, 0)),
+        (lambda: Preloader(WorkerLoader(Numbers(64), 8, num_workers=0, seed=0), "cpu", depth=3), ("workers", 0, 3)),
+        (lambda: ResidentLoader(Numbers(64), 8, device="cpu"), ("resident", 0, 0)),
         (lambda: [torch.zeros(8, 3)], ("other", 0, 0)),
     ],
 )
@@ -257,12 +247,12 @@ def test_the_setting_of_a_loader_is_that_of_the_one_inside(make, setting, closed
 
 @pytest.mark.parametrize("kind", [DataLoader, WorkerLoader])
 def test_a_bare_loop_over_slow_samples_is_data_bound(kind, clock):
-    class Slow(Rows):
+    class Slow(Numbers):
         def __getitem__(self, index):
             clock.now += 1.0
-            return torch.zeros(3)
+            return index
 
-    loader = kind(Slow(), 8)
+    loader = kind(Slow(64), 8)
     timer = StepTimer(torch.device("cpu"), warmup_steps=1)
     for _ in timer.batches(loader):
         clock.now += 1.0

@@ -17,8 +17,6 @@ from example_datasets import Noisy, Numbers, Waiting, contents, plain, rows
 from loaders import WorkerLoader
 from loaders.machine import available_cores
 
-SEEDS = pytest.mark.parametrize("seed", [None, 0])
-
 
 def epochs(loader, count=2):
     with loader:
@@ -148,7 +146,6 @@ class Started(Numbers):
 
 
 @pytest.mark.parametrize(("settings", "depth"), [({}, 4), ({"prefetch_factor": 4}, 8), ({"num_workers": 0}, 0)])
-@SEEDS
 def test_as_many_batches_are_loaded_ahead_as_was_asked_for(settings, depth, seed, bound):
     dataset = Started()
     settings = {"num_workers": 2, "worker_method": "thread", **settings}
@@ -208,7 +205,6 @@ def test_the_next_epochs_first_batches_are_loaded_while_the_loop_evaluates(bound
 # What else a loader does
 
 
-@SEEDS
 def test_out_of_order_an_epoch_has_its_own_batches_only_in_another_order_and_no_state(seed):
     settings = {"num_workers": 2, "in_order": False, "seed": seed, "persistent_workers": True}
     with WorkerLoader(Waiting(12, 10), 2, sampler=range(11, -1, -1), **settings) as loader:
@@ -234,7 +230,6 @@ def test_out_of_order_an_epoch_that_is_named_again_begins_anew():
             assert sorted(rows(loader)) == list(range(40))
 
 
-@SEEDS
 def test_any_number_of_batches_may_be_loaded_ahead(seed, in_thread, bound):
     with WorkerLoader(Numbers(1500), 1, num_workers=1, prefetch_factor=1000, seed=seed) as loader:
         assert in_thread(rows, loader).result(bound) == list(range(1500))
@@ -246,8 +241,6 @@ def test_without_batching_each_sample_is_a_batch(reader):
         assert [list(loader) for _ in range(2)] == [[0, 1, 2]] * 2
 
 
-@SEEDS
-@pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_figures_of_an_epoch_can_be_read_after_it_although_its_workers_have_gone(seed, num_workers):
     with WorkerLoader(Numbers(6), 2, seed=seed, num_workers=num_workers) as loader:
         for _ in range(2):

@@ -3,11 +3,12 @@
 import gc
 import io
 import logging
+import resource
 import runpy
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from tests.configs import CONF, FAST
 from tests.training.extensions import Stop
 
 
-def call(folder: Path, *arguments: str, ends_with: int = 0) -> str:
+def call(folder: Path, *arguments: str, ends_with: int = 0, has_traceback: bool = False) -> str:
     """Does what `python train.py ARGUMENTS` does in the folder, in this process: quickly.
 
-    Checks its exit code. Returns what it shows on stdout and stderr.
+    Checks its exit code, and whether it shows a traceback. Returns what it shows on stdout and stderr.
     """
     root = logging.getLogger()
     handlers = root.handlers[:]
@@ -57,8 +58,20 @@ def call(folder: Path, *arguments: str, ends_with: int = 0) -> str:
                 logging.getLogger(name).disabled = False
             Stop.at = 0  # which arguments set
             gc.freeze()  # as in configs.train
-    assert code == ends_with, shown.getvalue()
-    return shown.getvalue()
+    text = shown.getvalue()
+    assert (code, "Traceback" in text) == (ends_with, has_traceback), text
+    return text
+
+
+@contextmanager
+def full_disk(room: int = 4000) -> Iterator[None]:
+    """In the block no file may become larger than so many bytes; by default than a checkpoint's first part."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from enum import Enum
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -58,6 +59,7 @@ class Faulty(Images):
             "other test images": (image if self.train else image[:6], label),
             "no channel": (image[..., 0], label),
             "channels first": (image.permute(2, 0, 1), label),
+            "a picture": (Image.fromarray(image.numpy()), label),
             "negative strides": (image.numpy()[::-1], label),
             "doubles": (image.permute(2, 0, 1).double(), label),
             "shares": (image, torch.tensor([0.9 - 0.8 * label, 0.1 + 0.8 * label])),

@@ -7,7 +7,6 @@ import random
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -97,25 +96,21 @@ def fault(name):
     return f"data._target_={EXTENSIONS}.Faulty +data.fault='{name}'"
 
 
+def score(name):
+    return f"task.scores={{{name}: {{_target_: {__name__}.mistakes}}}}"
+
+
 def metric(name, chosen, module=__name__):
     return f"task.metrics={{m: {{_target_: {module}.{name}}}}} task.metric={chosen}"
 
 
 NORM = own("model", "Normed")
 ONE_SAMPLE = r"train\.last_batch=drop & train\.accumulate"
-LOSSLESS = f"task.scores={{lossless: {{_target_: {__name__}.mistakes}}}} task.metric=lossless"
-
-
-class Labelled(Images):
-    """Offers its labels. Label 37 is wrong."""
-
-    @property
-    def labels(self):
-        return np.arange(self.length) % 2 + (np.arange(self.length) == 37)
+LOSSLESS = f"{score('lossless')} task.metric=lossless"
 
 
 class Unlabelled(Images):
-    """The second image of each kind has a label that a loss leaves out, and so it is in `labels`."""
+    """Offers its labels. Every fourth one is `label`, which is that of no class."""
 
     def __init__(self, train, label, **options):
         super().__init__(train, **options)
@@ -125,8 +120,41 @@ class Unlabelled(Images):
         return super().__getitem__(index)[0], self.labels[index]
 
 
+def lbfgs(params, **_):
+    return torch.optim.LBFGS(params)
+
+
+def muon(params, **_):
+    return torch.optim.Muon(params)
+
+
 def lazy(num_classes, **_):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+
+
+class OfShape(torch.utils.data.TensorDataset):
+    classes = ("a", "b")
+
+    def __init__(self, train, shape, dtype, **_):
+        super().__init__(torch.zeros(16, *shape).to(getattr(torch, dtype)), torch.arange(16) % 2)
+
+
+class OfRows(nn.Sequential):
+    def __init__(self, num_classes, **_):
+        super().__init__(nn.Flatten(), nn.Linear(400, num_classes))
+
+    def forward(self, rows):
+        assert rows.dtype == torch.uint8
+        return super().forward(rows.float())
+
+
+class OfVolumes(nn.Sequential):
+    def __init__(self, num_classes, **_):
+        super().__init__(nn.Conv3d(1, 2, 3), nn.Flatten(2), nn.Unflatten(2, (2, 4)), nn.Conv2d(2, num_classes, (2, 4)))
+
+    def forward(self, volumes):
+        assert self[3].weight.is_contiguous(memory_format=torch.channels_last)
+        return super().forward(volumes).flatten(1)
 
 
 STREAM = f"data._target_={EXTENSIONS}.Stream"
@@ -134,6 +162,9 @@ SYNTHETIC = "data._target_=data.synthetic.Synthetic"
 PAIRS = f"sampler._target_={EXTENSIONS}.Pairs"
 MARGIN = "task.loss={_target_: torch.nn.MultiMarginLoss}"
 WEIGHTED = "task.loss={_target_: torch.nn.CrossEntropyLoss"
+IGNORING = "task.loss={_target_: torch.nn.CrossEntropyLoss, ignore_index: 255}"
+OF_SHAPE = own("data", "OfShape")
+ENDS = "+schedule.total_steps=5 train.epochs=6"
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a label for each pixel": (fault("a mask"), r"a label is int64 \(8, 8\)"),
@@ -143,8 +174,8 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a tuple with a field more": (fault("three fields"), r"\b3\b & task\.inputs|image"),
     "no classes": (fault("no classes"), "Faulty & classes & task=regression"),
     "a wrong label among those that are offered": (
-        own("data", "Labelled"),
-        r"labels\[37\] of Labelled is 2: .* 0 to 1",
+        f"{own('data', 'Unlabelled')} +data.label=-1 {IGNORING}",
+        r"labels\[1\] of Unlabelled is -1: .* 0 to 1",
     ),
     "a part of a stream to validate on": (
         f"{STREAM} train.steps_per_epoch=2 data.val_fraction=0.1",
@@ -152,6 +183,20 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     ),
     "a grey image without a channel": (fault("no channel"), r"'image' is uint8 \(8, 8\): .* channels last"),
     "an image with its channels first": (fault("channels first"), r"'image' is uint8 \(3, 8, 8\): .* channels last"),
+    "a matrix as an image": (
+        f"{OF_SHAPE} +data.shape=[8,8] +data.dtype=float32",
+        r"float32 \(8, 8\) & uint8 .H, W, C.",
+    ),
+    "a row as an image": (f"{OF_SHAPE} +data.shape=[5] +data.dtype=float32", r"float32 \(5,\) & uint8 .H, W, C."),
+    "a volume as an image": (
+        f"{OF_SHAPE} +data.shape=[1,4,4,4] +data.dtype=float32",
+        r"float32 \(1, 4, 4, 4\) & uint8 .H, W, C.",
+    ),
+    "an image of int16": (
+        f"{OF_SHAPE} +data.shape=[8,8,1] +data.dtype=int16",
+        r"int16 \(8, 8, 1\) & uint8 .H, W, C.",
+    ),
+    "a Pillow image": (fault("a picture"), "PIL.*__getitem__"),
     "an image that is mirrored in place": (fault("negative strides"), "two samples cannot make a batch & negative"),
     "doubles for lazy weights": (
         f"{own('model', 'lazy')} {fault('doubles')}",
@@ -167,6 +212,22 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
         metric("Several", "m_wurst", EXTENSIONS),
         r"task\.metric=m_wurst & m_worst & accuracy",
     ),
+    "a score that is called loss": (score("loss"), "'loss' & choose another name"),
+    "a score of the name of another one": (score("accuracy"), "'accuracy' & choose another name"),
+    "a metric of the name of a score": (
+        f"task.metrics={{accuracy: {{_target_: {EXTENSIONS}.Worst}}}}",
+        "'accuracy' & choose another name",
+    ),
+    "a metric of a name that another one returns": (
+        f"task.metrics={{m: {{_target_: {EXTENSIONS}.Several}}, m_map: {{_target_: {EXTENSIONS}.Worst}}}}",
+        "'m_map' & choose another name",
+    ),
+    "a mean of one number for three channels": ("data.mean=[0.5]", r"^data\.mean=\[0\.5\]: & a number per channel"),
+    "a mean that is a word": ("data.mean=imagenet", r"^data\.mean=imagenet: & auto or a number per channel"),
+    "a std without channels": ("data.std=0.5", r"^data\.std=0\.5:"),
+    "a mean of floats": (f"{fault('floats')} data.mean=auto", "^data.mean=auto:"),
+    "an optimizer of no groups": (own("optim", "lbfgs"), "lbfgs & configure_optimizers"),
+    "an optimizer of matrices alone": (own("optim", "muon"), "muon & configure_optimizers"),
     "other images to test": (fault("other test images"), "6, 8 & test"),
     "another number of outputs": ("+model.num_classes=1000", r"1000 & \b2\b"),
     "a network that is none": (own("model", "forgets_return"), "model & None & return"),
@@ -192,6 +253,10 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a function without a target": ("data.collate=data.collate.pad", r"data\.collate & _target_"),
     "a callback without methods": ("+callbacks.mine._target_=torch.nn.ReLU", r"callbacks\.mine & on_step"),
     "a schedule that looks at a score": (f"schedule._target_={PLATEAU}", "ReduceLROnPlateau & callback|trainer"),
+    "a schedule of fewer steps": (f"{ENDS} schedule=one_cycle schedule.every=step", "total_steps=5: .* 24 steps"),
+    "a schedule of fewer epochs": (f"{ENDS} schedule=one_cycle schedule.every=epoch", "total_steps=5: .* 6 epochs"),
+    "a cosine of fewer steps": (f"{ENDS} schedule=cosine schedule.every=step", "total_steps=5: .* 24 steps"),
+    "a cosine of fewer epochs": (f"{ENDS} schedule=cosine schedule.every=epoch", "total_steps=5: .* 6 epochs"),
     "two samplers": (f"{PAIRS} batch_{PAIRS}", "batch_sampler & (?<!batch_)sampler"),
     "a sampler without a length": (lying(0, 1, "Endless"), "__len__"),
     "a batch that is larger than the dataset": (
@@ -234,68 +299,12 @@ def test_an_image_is_taken_only_if_its_shape_or_its_dataset_tells_where_its_chan
             check_layout("image", dtype, either, stated)
 
 
-@pytest.mark.parametrize("shape", [(9, 9, 103), (8, 8, 13), (8, 3, 3), (28, 28, 1), (64, 64, 64)])
-def test_a_shape_that_may_have_its_channels_last_is_refused_for_floats(shape):
-    with pytest.raises(ConfigError, match=re.escape(f"{shape}: ") + r".*\+model.in_channels="):
+def test_floats_are_taken_only_if_nothing_suggests_that_their_channels_are_last():
+    for shape in ((1, 28, 28), (3, 4, 4), (4, 100, 80), (103, 9, 9), (13, 480, 640)):
         check_layout("image", torch.float32, shape, {None})
-
-
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 4, 4), (4, 100, 80), (103, 9, 9), (13, 480, 640)])
-def test_a_shape_that_has_its_channels_first_is_taken_for_floats(shape):
-    check_layout("image", torch.float32, shape, {None})
-
-
-class OfShape(torch.utils.data.TensorDataset):
-    classes = ("a", "b")
-
-    def __init__(self, train, shape, dtype, **_):
-        super().__init__(torch.zeros(16, *shape).to(getattr(torch, dtype)), torch.arange(16) % 2)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [([8, 8], "float32"), ([8, 8, 1], "int16"), ([1, 4, 4, 4], "float32"), ([5], "float32")]
-)
-def test_inputs_that_are_no_images_are_named_with_their_shape_if_the_network_needs_in_channels(
-    tmp_path, error, shape, dtype
-):
-    form = f"{dtype} {tuple(shape)}"
-    with error(re.escape(form), "uint8 .H, W, C."):
-        train(tmp_path, f"data._target_={__name__}.OfShape +data.shape={shape} +data.dtype={dtype} train.batch_size=8")
-
-
-class OfRows(nn.Sequential):
-    def __init__(self, num_classes, **_):
-        super().__init__(nn.Flatten(), nn.Linear(400, num_classes))
-
-    def forward(self, rows):
-        assert rows.dtype == torch.uint8
-        return super().forward(rows.float())
-
-
-def test_uint8_inputs_that_are_no_images_go_to_a_network_that_needs_no_channels_as_they_are(tmp_path):
-    rows = f"data._target_={__name__}.OfShape +data.shape=[100,4] +data.dtype=uint8 train.batch_size=8"
-    assert train(tmp_path, rows, f"model._target_={__name__}.OfRows", "train.epochs=1")["test_accuracy"] >= 0
-
-
-class Volumes(torch.utils.data.TensorDataset):
-    classes = ("a", "b")
-
-    def __init__(self, **_):
-        super().__init__(torch.rand(16, 1, 4, 4, 4), torch.arange(16) % 2)
-
-
-class OfVolumes(nn.Sequential):
-    def __init__(self, num_classes, **_):
-        super().__init__(nn.Conv3d(1, 2, 3), nn.Flatten(2), nn.Unflatten(2, (2, 4)), nn.Conv2d(2, num_classes, (2, 4)))
-
-    def forward(self, volumes):
-        assert self[3].weight.is_contiguous(memory_format=torch.channels_last)
-        return super().forward(volumes).flatten(1)
-
-
-def test_the_layout_of_images_is_no_reason_to_refuse_a_network_of_volumes(tmp_path):
-    network = f"data._target_={__name__}.Volumes model._target_={__name__}.OfVolumes train.batch_size=8"
-    assert train(tmp_path, network, "train.channels_last=true", "train.epochs=1")["test_accuracy"] >= 0
+    for shape in ((9, 9, 103), (8, 8, 13), (8, 3, 3), (28, 28, 1), (64, 64, 64)):
+        with pytest.raises(ConfigError, match=re.escape(f"{shape}: ") + r".*\+model.in_channels="):
+            check_layout("image", torch.float32, shape, {None})
 
 
 @pytest.mark.parametrize("case", NOT_FITTING)
@@ -318,13 +327,6 @@ def test_a_wrong_label_of_a_later_batch_is_named_with_its_batch(tmp_path, error)
         train(tmp_path, IMAGES, fault("a wrong label later"))
 
 
-@pytest.mark.parametrize(("label", "sentence"), [(255, ""), (-1, r"labels.*: give the numbers of classes, 0 to 1")])
-def test_only_a_label_that_the_loss_ignores_may_be_that_of_no_class(tmp_path, error, label, sentence):
-    loss = "task.loss={_target_: torch.nn.CrossEntropyLoss, ignore_index: 255}"
-    with error(sentence) if sentence else nullcontext():
-        train(tmp_path, IMAGES, own("data", "Unlabelled"), f"+data.label={label}", loss, "train.epochs=1")
-
-
 def test_a_fork_may_check_its_dataset_in_a_test(error):
     batch = check_dataset(Images(train=True), Classification(Images(train=True)))
     assert batch["image"].shape == (2, 8, 8, 3) and batch["label"].tolist() == [0, 1]
@@ -343,6 +345,13 @@ FITTING = {
     "first samples that cannot be read": fault("unreadable") + " loader.on_error=skip loader=workers",
     "float images": fault("floats"),
     "mixup of labels that are shares": fault("shares") + " augment.mixup=0.2",
+    "a label that the loss ignores": f"{own('data', 'Unlabelled')} +data.label=255 {IGNORING}",
+    "rows of uint8, to a network that needs no channels": (
+        f"{OF_SHAPE} +data.shape=[100,4] +data.dtype=uint8 {own('model', 'OfRows')}"
+    ),
+    "volumes, though images have their channels last": (
+        f"{OF_SHAPE} +data.shape=[1,4,4,4] +data.dtype=float32 {own('model', 'OfVolumes')} train.channels_last=true"
+    ),
 }
 
 

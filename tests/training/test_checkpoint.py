@@ -3,7 +3,6 @@
 import errno
 import os
 import pickle
-import resource
 from contextlib import nullcontext
 from functools import partial
 from math import inf
@@ -16,6 +15,7 @@ import torch
 from tests.configs import SMALL, checkpoint, composed, metrics, train
 from tests.data.fakes import flip_a_byte
 from tests.data.reading import refused
+from tests.training.conftest import full_disk
 from training.checkpoint import KEYS, Checkpoints
 from training.config import checked
 from training.processes import Processes
@@ -44,13 +44,21 @@ def names(folder):
     return {path.name for path in (folder / "checkpoints").iterdir()}
 
 
-def test_the_newest_and_the_best_checkpoint_are_kept_and_linked(tmp_path):
+def refuse(*paths):
+    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+
+@pytest.mark.parametrize(("has_links", "kept"), [(True, (2, 4, 5)), (False, (4, 5))])
+def test_the_newest_and_the_best_checkpoint_are_kept_and_linked_or_copied(tmp_path, monkeypatch, has_links, kept):
+    if not has_links:
+        monkeypatch.setattr(Path, "symlink_to", refuse)
     ours = checkpoints(tmp_path)
     for step in range(1, 6):
         ours.save(state(step))
-        if step == 2:
-            ours.mark_best(2)
-    assert names(tmp_path) == {"last.pt", "best.pt", *(f"step-000000{step}.pt" for step in (2, 4, 5))}
+        if step <= 2:
+            ours.mark_best(step)
+            ours.mark_best(step)
+    assert names(tmp_path) == {"last.pt", "best.pt", *(f"step-000000{step}.pt" for step in kept)}
     assert checkpoint(tmp_path)["step"] == 5 and checkpoint(tmp_path, "best")["step"] == 2
 
 
@@ -214,31 +222,10 @@ def test_weights_are_evaluated_with_their_running_mean_and_both_are_saved(tmp_pa
     assert scores[0] != scores[1], "evaluation is not"
 
 
-def refuse(*paths):
-    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-
-def test_without_links_last_and_best_are_copies_that_outlive_their_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "symlink_to", refuse)
-    ours = checkpoints(tmp_path)
-    for step in range(1, 6):
-        ours.save(state(step))
-        if step <= 2:
-            ours.mark_best(step)
-            ours.mark_best(step)
-    assert names(tmp_path) == {"last.pt", "best.pt", "step-0000004.pt", "step-0000005.pt"}
-    assert checkpoint(tmp_path)["step"] == 5 and checkpoint(tmp_path, "best")["step"] == 2
-
-
 def test_a_full_disk_at_a_save_is_a_sentence_and_the_checkpoint_before_stays_the_newest(tmp_path, error):
     ours = checkpoints(tmp_path)
     ours.save(state(1))
     large = state(2) | {"more": torch.zeros(1_000_000)}
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))  # writing more fails, as on a full disk
-    try:
-        with error(str(tmp_path), r"needs 4\.0 MB", "free", "step-0000002", "resume"):
-            ours.save(large)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with full_disk(2_000_000), error(str(tmp_path), r"needs 4\.0 MB", "free", "step-0000002", "resume"):
+        ours.save(large)
     assert names(tmp_path) == {"last.pt", "step-0000001.pt"} and found(tmp_path) == 1

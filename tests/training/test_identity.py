@@ -47,7 +47,7 @@ def test_a_test_set_in_another_order_is_compared_by_name_and_one_with_other_clas
 
 def test_classes_of_a_training_set_that_differ_only_in_case_are_warned_of_once(tmp_path, caplog):
     run(tmp_path, "Berry,apple,berry,cherry", "train.epochs=1")
-    (said,) = [record.message for record in caplog.records if "differ only in" in record.message]
+    (said,) = [text for text in caplog.messages if "differ only in" in text]
     assert "Berry, berry:" in said
 
 
@@ -66,7 +66,7 @@ def test_weights_of_another_run_keep_their_classes_if_these_are_the_same_and_els
 ):
     begin = ["train.epochs=1", "optim.lr=0", f"train.init_from={trained}"]
     assert run(tmp_path / "a", "Berry,Apple", *begin)["test_accuracy"] == 1
-    assert not any("last layer" in record.message for record in caplog.records)
+    assert "last layer" not in caplog.text
     folder = tmp_path / "b"
     run(folder, "cherry,plum", *begin)
     assert checkpoint(folder)["classes"] == ["cherry", "plum"]
@@ -74,24 +74,19 @@ def test_weights_of_another_run_keep_their_classes_if_these_are_the_same_and_els
 
 
 def test_numbers_by_class_have_names_if_the_network_has_another_order_than_the_dataset(trained, tmp_path):
-    begin = ["train.epochs=1", "optim.lr=0", f"train.init_from={trained}"]
-    weighted = "task.loss={_target_: torch.nn.CrossEntropyLoss, weight: "
-    for setting, end in (("task.class_weights=", ""), (weighted, "}")):
-        losses = [
-            run(tmp_path / f"{len(setting)}{names}", names, *begin, f"{setting}{{apple: 1, BERRY: 10}}{end}")[
-                "test_loss"
-            ]
-            for names in ("apple,berry", "Berry,Apple")
-        ]
-        assert (
-            losses[0]
-            == run(tmp_path / f"{len(setting)}list", "apple,berry", *begin, f"{setting}[1,10]{end}")["test_loss"]
-        )
-        assert losses[1] == pytest.approx(losses[0])
+    def loss(names, setting):
+        begin = ["train.epochs=1", "optim.lr=0", f"train.init_from={trained}"]
+        return run(tmp_path / f"{names} {setting}", names, *begin, setting)["test_loss"]
+
+    for setting in ("task.class_weights=EACH", "task.loss={_target_: torch.nn.CrossEntropyLoss, weight: EACH}"):
+        by_name = setting.replace("EACH", "{apple: 1, BERRY: 10}")
+        by_number = setting.replace("EACH", "[1,10]")
+        assert loss("apple,berry", by_name) == loss("apple,berry", by_number)
+        assert loss("Berry,Apple", by_name) == pytest.approx(loss("apple,berry", by_number))
         with refused(r"=\[1, 10\]: .* Berry, Apple, .* apple, berry: .* by name, {Berry: 1, ...}"):
-            run(tmp_path / "refused", "Berry,Apple", *begin, f"{setting}[1,10]{end}")
+            loss("Berry,Apple", by_number)
     with refused(r"task.class_weights=.*apple.*: give a number for each of apple, berry"):
-        run(tmp_path / "refused", "apple,berry", *begin, "task.class_weights={apple: 1}")
+        loss("apple,berry", "task.class_weights={apple: 1}")
 
 
 def test_a_checkpoint_of_an_earlier_version_goes_on_and_says_once_that_it_has_no_names(trained, tmp_path, caplog):
@@ -100,8 +95,7 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_and_says_once_that_it_has_no
     torch.save(state, tmp_path / "earlier.pt")
     caplog.set_level("INFO")
     run(tmp_path / "new", "apple,berry", f"train.resume={tmp_path}/earlier.pt", "train.epochs=9")
-    said = [record.message for record in caplog.records if "names of classes" in record.message]
-    assert len(said) == 1 and differing_weights(tmp_path / "new", trained)
+    assert caplog.text.count("names of classes") == 1 and differing_weights(tmp_path / "new", trained)
 
 
 def test_a_run_says_how_many_samples_of_its_validation_set_its_checkpoint_was_trained_on(tmp_path, caplog):
@@ -126,4 +120,4 @@ def test_a_run_says_how_many_samples_of_its_validation_set_its_checkpoint_was_tr
     torch.save(state, tmp_path / "earlier.pt")
     caplog.clear()
     train(tmp_path / "earlier", *small, f"train.resume={tmp_path}/earlier.pt", "train.epochs=2")
-    assert len([record for record in caplog.records if "chose its samples by position" in record.message]) == 1
+    assert caplog.text.count("chose its samples by position") == 1

@@ -12,10 +12,10 @@ from training.config import RANGES, TimingConfig, TrainConfig, checked
 
 NUMBERS = (int, float, int | None, float | None)
 SECTIONS = {"train": TrainConfig, "timing": TimingConfig}
-OF_CLASSES = {
-    "callbacks.ema.decay": (0, 1),
-    "callbacks.best.early_stop": (1, 9),
-    "task.label_smoothing": (0, 1),
+WRONG = {  # numbers of our classes that are out of range
+    "callbacks.ema.decay": (-1, 2),
+    "callbacks.best.early_stop": (0,),
+    "task.label_smoothing": (-1, 2),
 }
 
 
@@ -47,10 +47,9 @@ def test_a_number_out_of_its_range_is_a_sentence_with_the_key_and_the_range(sect
             checked(composed(f"seed={seed}"))
 
 
-@pytest.mark.parametrize("key", OF_CLASSES)
+@pytest.mark.parametrize("key", WRONG)
 def test_our_classes_check_their_numbers_before_the_first_step(key, tmp_path, error):
-    least, most = OF_CLASSES[key]
-    for value in (least - 1, most + 1) if most == 1 else (least - 1,):
-        section = ["data._target_=builtins.exit"] if key.startswith("callbacks") else []  # no dataset is built
-        with error(rf"{key}={value}: give a number from {least}"):
+    section = ["data._target_=builtins.exit"] if key.startswith("callbacks") else []  # no dataset is built
+    for value in WRONG[key]:
+        with error(f"{key}={value}: give a number from"):
             train(tmp_path, f"{key}={value}", *section)

@@ -6,11 +6,10 @@ other settings change, callbacks look at batches, the run moves to another folde
 
 import importlib
 import os
-import resource
 import signal
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -38,6 +37,7 @@ from tests.configs import (
     untimed,
 )
 from tests.infrastructure.forks import ROOT
+from tests.training.conftest import full_disk
 from tests.training.extensions import Images, Stop
 from training.stopping import Stopped
 
@@ -164,18 +164,6 @@ def whole(tmp_path_factory):
     return trained
 
 
-@contextmanager
-def full_disk(is_full):
-    """In the block no file may become larger than a checkpoint's first part."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if is_full:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def kill_at_change(folder, number):
     """Kills this process before change `number` of the files in the folder."""
 
@@ -246,7 +234,7 @@ def check_sequence(root, undisturbed, config, starts, last=""):
         change = allowed(folder, start.change, change)
         overrides = settings_of(config, change)
         try:
-            with full_disk(start.how == "full disk"):
+            with full_disk() if start.how == "full disk" else nullcontext():
                 if "KILL" in start.how:
                     train_and_be_killed(start, folder, *overrides, *earlier)
                 else:

@@ -65,21 +65,6 @@ def test_a_metric_of_an_epoch_may_return_several_numbers_and_choose_the_best_che
     assert checkpoint(tmp_path, "best")["step"] == 8 * (1 + max(range(3), key=lambda i: (scores[i], i)))
 
 
-@pytest.mark.parametrize(
-    ("section", "name"),
-    [
-        (f"task.scores={{loss: {{_target_: {__name__}.falling, _partial_: true}}}}", "loss"),
-        (f"task.scores={{accuracy: {{_target_: {__name__}.falling, _partial_: true}}}}", "accuracy"),
-        (f"task.metrics={{accuracy: {{_target_: {__name__}.Listed, values: [1]}}}}", "accuracy"),
-        (f"task.metrics={{m: {{_target_: {EXTENSIONS}.Several}}, m_map: {{_target_: {EXTENSIONS}.Worst}}}}", "m_map"),
-    ],
-)
-def test_two_scores_of_one_name_are_refused_before_the_first_step(tmp_path, error, section, name):
-    with error(repr(name), "choose another name"):
-        train(tmp_path, section)
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
 class ManyLabels:
     """Each image may be dark, light, both or neither: labels are floats, as torch's losses take them."""
 

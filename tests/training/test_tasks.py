@@ -148,20 +148,6 @@ def test_shapes_that_would_be_broadcast_are_refused_for_each_task():
     assert Task(THREE).align_shapes(image, boxes) == (image, boxes), "others are left as they are"
 
 
-@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 5.0])])
-def test_the_items_of_a_loss_are_what_torch_divides_by(weight):
-    labels = torch.tensor([0, 255, 2, 1, 255, 2])
-    outputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    for kind in (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss):
-        mean, total = (kind(weight, ignore_index=255, reduction=how) for how in ("mean", "sum"))
-        items = Task(THREE, loss=mean).loss_denominator(labels)
-        assert torch.allclose(mean(outputs, labels) * items, total(outputs, labels))
-        assert Task(THREE, loss=total).loss_denominator(labels) is None
-    assert (
-        Task(THREE).loss_denominator(labels) is None is Task(THREE, loss=torch.nn.MSELoss()).loss_denominator(labels)
-    )
-
-
 def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
     task = Task(THREE)
     assert task.batch_length({"edges": torch.zeros(2, 9), "image": LOGITS, "label": torch.zeros(4)}) == 4
@@ -184,11 +170,6 @@ def test_a_batch_is_cut_into_parts_by_its_samples_also_where_a_field_is_a_list()
     assert part == {name: whole[name] for name in part} and len(part) == 4
     with refused(r"4 samples has a field \(9,\), .* set train.accumulate=1"):
         rows_of({"words": torch.arange(9), "offsets": left}, slice(1, 3), 4)
-
-
-def test_names_of_classes_that_yaml_has_turned_into_booleans_are_a_sentence(error):
-    with error("yes, no", "quotes"):
-        Classification(SimpleNamespace(classes=[True, False]))
 
 
 @pytest.mark.parametrize(("earlier", "name"), RENAMED.items())

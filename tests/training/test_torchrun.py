@@ -82,6 +82,11 @@ class Run:
         return self
 
 
+def alone_and_in_two(python, folder, *settings):
+    """The same run in one process and in two."""
+    return [Run(python, folder / f"{count}", *settings, processes=count).finish() for count in (1, 2)]
+
+
 def assert_close(one, other):
     torch.testing.assert_close(checkpoint(one.out)["model"], checkpoint(other.out)["model"], rtol=0, atol=1e-6)
     for mine, theirs in zip(metrics(one.out), metrics(other.out), strict=True):
@@ -138,7 +143,7 @@ def test_after_a_rank_was_killed_the_run_is_restarted_and_ends_with_the_same_bit
     ],
 )
 def test_other_steps_are_the_same_in_two_processes_too(python, tmp_path, settings):
-    assert_close(*(Run(python, tmp_path / f"{n}", settings, processes=n).finish() for n in (1, 2)))
+    assert_close(*alone_and_in_two(python, tmp_path, settings))
 
 
 @pytest.mark.slow
@@ -149,7 +154,7 @@ def test_a_rank_without_a_test_sample_changes_no_score(python, tmp_path):
     )
     metrics = f"task.metrics={{worst: {{_target_: {EXTENSIONS}.Worst}}, curve: {curve}}}"
     settings = f"{NO_DROPOUT} data.test_length=1 {metrics} train.max_steps=4"
-    assert_close(*(Run(python, tmp_path / f"{n}", settings, processes=n).finish() for n in (1, 2)))
+    assert_close(*alone_and_in_two(python, tmp_path, settings))
 
 
 @pytest.mark.slow
@@ -225,7 +230,7 @@ def test_processes_train_the_jobs_of_a_sweep_one_after_the_other_in_one_folder(p
 def test_processes_stop_together_and_average_the_gradients_of_weights_that_are_unfrozen_later(python, tmp_path, thaws):
     budget = f"+callbacks.budget._target_={EXTENSIONS}.Budget train.epochs=4 train.process_timeout=30"
     settings = (budget, NO_DROPOUT, thaws)
-    runs = [Run(python, tmp_path / f"{n}", *settings, processes=n).finish() for n in (1, 2)]
+    runs = alone_and_in_two(python, tmp_path, *settings)
     assert_close(*runs)
     assert metrics(runs[1].out)[-1]["epoch"] == 2
     Run(python, tmp_path / "stopped", *settings, *stop(30)).finish("SIGTERM")

@@ -34,32 +34,31 @@ FORMS = {
 }
 
 
+def load(path, model):
+    """The weights of the network, with those of the file."""
+    load_weights(read_weights(path), model)
+    return model.state_dict()
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_state_dict_is_loaded_however_programs_save_it(tmp_path, form):
-    theirs = network(seed=1)
-    ours = network()
-    torch.save(FORMS[form](theirs.state_dict()), tmp_path / "weights.pt")
-    load_weights(read_weights(tmp_path / "weights.pt"), ours)
-    assert differences(ours.state_dict(), theirs.state_dict()) == []
+    weights = network(seed=1).state_dict()
+    torch.save(FORMS[form](weights), tmp_path / "weights.pt")
+    assert differences(load(tmp_path / "weights.pt", network()), weights) == []
 
 
 def test_safetensors_and_files_of_old_versions_of_torch_are_read(tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch")
-    theirs = network(seed=1)
-    safetensors.save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
-    torch.save(theirs.state_dict(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    weights = network(seed=1).state_dict()
+    pytest.importorskip("safetensors.torch").save_file(weights, tmp_path / "weights.safetensors")
+    torch.save(weights, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     for name in ("weights.safetensors", "old.pth"):
-        ours = network()
-        load_weights(read_weights(tmp_path / name), ours)
-        assert differences(ours.state_dict(), theirs.state_dict()) == []
+        assert differences(load(tmp_path / name, network()), weights) == []
 
 
 def test_names_that_the_network_has_keep_their_prefix(tmp_path):
-    theirs = nn.ModuleDict({"model": network(seed=1)})
-    ours = nn.ModuleDict({"model": network()})
-    torch.save({f"module.{name}": weight for name, weight in theirs.state_dict().items()}, tmp_path / "w.pt")
-    load_weights(read_weights(tmp_path / "w.pt"), ours)
-    assert differences(ours.state_dict(), theirs.state_dict()) == []
+    weights = nn.ModuleDict({"model": network(seed=1)}).state_dict()
+    torch.save(FORMS["ddp, compiled"](weights), tmp_path / "w.pt")
+    assert differences(load(tmp_path / "w.pt", nn.ModuleDict({"model": network()})), weights) == []
 
 
 def test_a_layer_of_another_size_stays_new_as_a_whole_and_is_named(tmp_path, caplog):
@@ -72,7 +71,7 @@ def test_a_layer_of_another_size_stays_new_as_a_whole_and_is_named(tmp_path, cap
     del weights["1.num_batches_tracked"]  # as in old files
     torch.save(weights, tmp_path / "w.pt")
     with caplog.at_level(logging.INFO):
-        load_weights(read_weights(tmp_path / "w.pt"), ours)
+        load(tmp_path / "w.pt", ours)
     assert "6 of 9 tensors come from" in caplog.text
     assert "new layers, of another size or not in it: 3; not used: head" in caplog.text
     assert torch.equal(ours[0].weight, theirs[0].weight) and torch.equal(ours[1].weight, theirs[1].weight)
@@ -82,10 +81,7 @@ def test_a_layer_of_another_size_stays_new_as_a_whole_and_is_named(tmp_path, cap
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (
-            {"encoder.weight": torch.zeros(2)},
-            "w.pt .*encoder.weight",
-        ),
+        ({"encoder.weight": torch.zeros(2)}, "w.pt .*encoder.weight"),
         ([torch.zeros(2)], "w.pt .*state_dict"),
         (network(), r"w.pt .*UnpicklingError.*state_dict"),
     ],
@@ -93,7 +89,7 @@ def test_a_layer_of_another_size_stays_new_as_a_whole_and_is_named(tmp_path, cap
 def test_a_file_without_weights_for_the_network_is_a_sentence(tmp_path, content, words):
     torch.save(content, tmp_path / "w.pt")
     with refused(words):
-        load_weights(read_weights(tmp_path / "w.pt"), network())
+        load(tmp_path / "w.pt", network())
 
 
 def test_a_missing_file_is_a_sentence(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from data.image_folder import ImageFolder
 from extras.huggingface.huggingface import HuggingFace, HuggingFaceStream
-from tests.data.contract import FileDataset, assert_goes_on, assert_reads_as_the_folder
+from tests.data.contract import TransformedDataset, assert_goes_on, assert_reads_as_the_folder
 from tests.data.fakes import write_images
 from tests.data.reading import refused
 from tests.infrastructure.later import Later
@@ -56,7 +56,7 @@ def save_images(folder, count=2):
     splits.save_to_disk(folder / "saved")
 
 
-class TestHuggingFace(FileDataset):
+class TestHuggingFace(TransformedDataset):
     yaml = Path(__file__).parents[1] / "conf" / "data" / "huggingface.yaml"
 
     @pytest.fixture

@@ -7,16 +7,10 @@ import torch
 from torch import nn
 
 from extras.optimizers.muon import Muon, matrices, muon_with_adamw
-from tests.configs import SMALL, composed_by_hydra, differing_weights, logged, stop, untimed
-from train import train_model
+from tests.configs import differing_weights, logged, stop, train, untimed
 from training.stopping import Stopped
 
-CNN = [*SMALL, "model=small_cnn", "model.width=4"]
-
-
-def train(folder, *overrides):
-    given = {text.partition("=")[0]: text for text in (*CNN, *overrides)}
-    return train_model(composed_by_hydra(*given.values()), folder)
+CNN = "model=small_cnn model.width=4"
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 2, 3, 3)])
@@ -72,11 +66,11 @@ SETTINGS = {
 
 @pytest.mark.parametrize("overrides", SETTINGS.values(), ids=SETTINGS)
 def test_a_run_that_stops_is_resumed_to_the_same_bits(tmp_path, overrides):
-    train(tmp_path / "whole", *overrides)
+    train(tmp_path / "whole", CNN, *overrides)
     for at in (3, 8, 13):
         with pytest.raises(Stopped):
-            train(tmp_path / "stopped", *overrides, *stop(at))
-    train(tmp_path / "stopped", *overrides)
+            train(tmp_path / "stopped", CNN, *overrides, *stop(at))
+    train(tmp_path / "stopped", CNN, *overrides)
     assert differing_weights(tmp_path / "stopped", tmp_path / "whole") == []
     assert untimed(tmp_path / "stopped") == untimed(tmp_path / "whole")
 
@@ -86,15 +80,15 @@ def test_the_rate_falls_when_the_score_is_not_better_for_more_evaluations_than_p
     """threshold: by how much a score has to be better to count. By a loss of less than 0 none is."""
     threshold = ["+callbacks.plateau.threshold_mode=abs", "+callbacks.plateau.threshold=1e9"]
     score = [f"task.metric={better}", "train.epochs=6", "callbacks.plateau.patience=1", "optim.lr=0.1"]
-    train(tmp_path, "schedule=plateau", *score, *threshold, "callbacks.plateau.factor=0.5")
+    train(tmp_path, CNN, "schedule=plateau", *score, *threshold, "callbacks.plateau.factor=0.5")
     assert [*dict.fromkeys(logged(tmp_path, "lr"))] == [0.1, 0.05, 0.025]
 
 
 @pytest.mark.skipif(find_spec("schedulefree") is None, reason="schedulefree is not installed")
 def test_schedule_free_evaluates_and_saves_its_mean_and_is_resumed_up_to_rounding(tmp_path):
     overrides = ["optim=schedule_free", "schedule=constant", "optim.warmup_steps=3"]
-    whole = train(tmp_path / "whole", *overrides)
+    whole = train(tmp_path / "whole", CNN, *overrides)
     with pytest.raises(Stopped):
-        train(tmp_path / "stopped", *overrides, *stop(5))
-    stopped = train(tmp_path / "stopped", *overrides)
+        train(tmp_path / "stopped", CNN, *overrides, *stop(5))
+    stopped = train(tmp_path / "stopped", CNN, *overrides)
     assert stopped["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-4)

@@ -15,12 +15,11 @@ from filelock import FileLock
 from PIL import Image
 
 from data.image_folder import ImageFolder
-from data.images.decoding import whole
 from extras.packed import pack_images
 from extras.packed.packed import Packed
-from tests.data.contract import FileDataset, assert_reads_as_the_folder
+from tests.data.contract import TransformedDataset, assert_reads_as_the_folder
 from tests.data.fakes import flip_a_byte, noise, write_images
-from tests.data.reading import read_batch, refused
+from tests.data.reading import paths, read_batch, refused
 
 THREE_IMAGES = str(3 * 30_000 / 2**20)  # megabytes, of those in the fixture `images`
 
@@ -33,7 +32,7 @@ def pack(images, folder, *options):
     return folder
 
 
-class TestPacked(FileDataset):
+class TestPacked(TransformedDataset):
     yaml = Path(__file__).parents[1] / "conf" / "data" / "packed.yaml"
 
     @pytest.fixture(params=["raw", "jpeg"])
@@ -58,7 +57,7 @@ def test_a_packs_images_are_the_files_resized_once_and_not_enlarged(tmp_path, op
     folder = ImageFolder(True, images)
     packed = Packed(True, pack(images, tmp_path / "pack", "--short-side", "32", *options))
     for index in range(4):
-        expected, found = (data.decoded(*data.encoded(index), whole, math.inf) for data in (folder, packed))
+        expected, found = (data.whole(index) for data in (folder, packed))
         if (shorter := min(expected.shape[1:])) > 32:
             sides = tuple(side * 32 // shorter for side in expected.shape[1:])
             expected = torch.nn.functional.interpolate(expected[None], sides, mode="bilinear", antialias=True)[0]
@@ -74,7 +73,7 @@ def test_a_new_image_is_resized_as_the_pack_was_and_then_as_the_test_sample_of_i
     file = images / "val" / "cat" / "0.png"
     Image.fromarray(pixels).save(file)
     packed = Packed(False, pack(images, tmp_path / "pack", "--short-side", "16", *options), image_size=32)
-    index = [ImageFolder(False, images).path(row) for row in range(len(packed))].index(str(file))
+    index = paths(ImageFolder(False, images)).index(str(file))
     difference = packed.prepare(pixels).float() - packed[index]["image"].float()
     assert difference.abs().mean() <= (6 if options else 0)  # JPEGs lose some detail
 

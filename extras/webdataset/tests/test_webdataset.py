@@ -10,12 +10,12 @@ import torch
 from extras.webdataset import tar_index
 from extras.webdataset.tests.shards import write_shards, write_tar
 from extras.webdataset.webdataset import WebDataset, WebDatasetStream, find_shards, read_classes
-from tests.data.contract import FileDataset, assert_goes_on, assert_reads_as_the_folder, contents
+from tests.data.contract import TransformedDataset, assert_goes_on, assert_reads_as_the_folder, contents
 from tests.data.fakes import write_images
 from tests.data.reading import refused
 
 
-class TestWebDataset(FileDataset):
+class TestWebDataset(TransformedDataset):
     yaml = Path(__file__).parents[1] / "conf" / "data" / "webdataset.yaml"
 
     @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_tar_has_the_samples_that_webdataset_reads_and_what_is_left_out_is_sai
         assert dataset.labels.tolist() == [1, 0, 1]
     assert len(contents(WebDatasetStream(True, shard, **keys))) == 3
     said = [f"data.urls: files that are not read: 7, such as {shard}/0001.v2.cls"] * 2
-    assert [record.getMessage() for record in caplog.records] == said
+    assert caplog.messages == said
 
 
 def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, jpeg, monkeypatch):

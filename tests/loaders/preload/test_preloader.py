@@ -77,7 +77,6 @@ def test_over_an_iterator_the_next_epoch_goes_on_where_the_consumer_was_and_not_
     assert first + contents(loader) == torch.arange(40).view(-1, 4).tolist()
 
 
-@pytest.mark.parametrize("depth", [0, 2])
 def test_set_epoch_reaches_the_sampler_within_a_stock_dataloaders_batch_sampler(make, depth):
     def distributed():
         return DistributedSampler(Numbers(12), num_replicas=2, rank=0, shuffle=True, seed=3)

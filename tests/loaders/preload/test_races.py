@@ -77,7 +77,6 @@ def count_mismatches(loader, batches):
     return wrong
 
 
-@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 @pytest.mark.parametrize("depth", [0, 1, 3])
 @pytest.mark.parametrize("batches", [250, pytest.param(2500, marks=pytest.mark.slow)])
 def test_every_batch_is_whole_and_in_its_place(method, depth, batches):
@@ -85,7 +84,6 @@ def test_every_batch_is_whole_and_in_its_place(method, depth, batches):
         assert count_mismatches(loader, batches).item() == 0
 
 
-@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_a_preloader_gets_page_locked_batches_and_nobody_else(method):
     with WorkerLoader(Pattern(), ROWS, seed=0, num_workers=2, worker_method=method) as loader:
         iterator = iter(loader)
@@ -108,7 +106,6 @@ def sync_is_an_error():
     torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("depth", [0, 2])
 def test_neither_consumer_nor_thread_synchronises_with_the_device(sync_is_an_error, depth):
     with make(depth) as loader:
         count_mismatches(loader, BATCHES).item()  # from now on all memory is there
@@ -120,7 +117,6 @@ def test_neither_consumer_nor_thread_synchronises_with_the_device(sync_is_an_err
         assert wrong.item() == 0
 
 
-@pytest.mark.parametrize("seed", [None, 0])
 def test_a_users_own_non_blocking_copy_is_whole_though_the_batch_is_dropped_at_once(seed):
     with WorkerLoader(Pattern(), ROWS, num_workers=2, seed=seed, pin_memory=True) as loader:
         copies = []

@@ -1,6 +1,5 @@
 """Nothing kills an epoch: workers that die, hang or do not start, samples that cannot be read, a full machine."""
 
-import logging
 import multiprocessing
 import os
 import resource
@@ -20,11 +19,6 @@ from loaders import MachineFull, WorkerFailure, WorkerLoader
 def loader_over(dataset, num_workers=2, **settings):
     settings = {"batch_size": 4, "shuffle": True, "seed": 5, "persistent_workers": True, **settings}
     return WorkerLoader(dataset, num_workers=num_workers, **settings)
-
-
-def indices(batches):
-    """Those of all samples."""
-    return [index for batch in contents(batches) for index in batch["index"]]
 
 
 def epochs(loader):
@@ -56,9 +50,7 @@ def test_the_tasks_of_a_worker_that_died_are_retried_with_the_same_bytes(kind, h
     with loader_over(failing(kind, how, (bad,), times), **settings) as loader:
         assert epochs(loader) == undisturbed(kind, **settings)
         assert loader.stats()["workers"]["deaths"] == times
-    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(messages) == times
-    assert all(message.startswith("DataLoader worker (pid ") for message in messages)
+    assert caplog.text.count("DataLoader worker (pid ") == times
 
 
 def test_a_worker_that_dies_in_an_abandoned_epoch_does_not_disturb_the_next(bound):
@@ -188,7 +180,6 @@ class FirstWaits(Numbers):
         return index
 
 
-@pytest.mark.parametrize("seed", [None, 0])
 def test_out_of_order_a_worker_that_dies_late_loses_no_sample(seed):
     settings = {"num_workers": 2, "prefetch_factor": 1, "in_order": False, "seed": seed}
     with WorkerLoader(FirstWaits(1200), 1, **settings) as loader:

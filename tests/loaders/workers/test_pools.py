@@ -14,10 +14,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from loaders import WorkerFailure, WorkerLoader
 
-METHODS = pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 
-
-@METHODS
 def test_a_failed_worker_init_fn_is_the_error_of_every_batch_of_that_worker(method):
     def init_fn(worker):
         if worker == 1:
@@ -29,8 +26,6 @@ def test_a_failed_worker_init_fn_is_the_error_of_every_batch_of_that_worker(meth
     assert "no setup for 1" in bad and "no setup for 1" in worse
 
 
-@METHODS
-@pytest.mark.parametrize("seed", [None, 0])
 def test_whoever_waits_for_a_batch_is_told_that_the_loader_was_closed(method, seed, in_thread, bound):
     dataset = Waiting(8, 4, threading if method == "thread" else multiprocessing)
     loader = WorkerLoader(dataset, 4, num_workers=1, worker_method=method, seed=seed)

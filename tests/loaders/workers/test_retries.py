@@ -104,20 +104,19 @@ def test_a_stream_goes_back_to_its_last_batch(on_error, reader):
     assert seen == expected and len(seen) == 8
 
 
-def test_an_error_that_stays_is_raised_in_its_place_and_one_that_cannot_pass_at_once():
-    with WorkerLoader(Flaky(times=100), 3, num_workers=1, seed=0, retries=1) as loader:
+@pytest.mark.parametrize(
+    ("faults", "settings", "said", "retried"),
+    [
+        ({"times": 100}, {"retries": 1}, "could not be decoded", 1),
+        ({"error": FileNotFoundError(errno.ENOENT, "no such file")}, {"retries": 1}, "no such file", 0),
+        ({}, {}, "Stale file handle", 0),  # by default nothing is read again
+    ],
+)
+def test_an_error_that_stays_is_raised_in_its_place_and_one_that_cannot_pass_at_once(faults, settings, said, retried):
+    with WorkerLoader(Flaky(**faults), 3, num_workers=1, seed=0, **settings) as loader:
         batches = outcomes(loader)
-        assert "could not be decoded" in batches[1] and len(batches) == 4
-        assert loader.stats()["workers"]["retried_samples"] == 1
-    missing = FileNotFoundError(errno.ENOENT, "no such file")
-    with WorkerLoader(Flaky(times=1, error=missing), 3, num_workers=1, seed=0, retries=1) as loader:
-        assert "no such file" in outcomes(loader)[1]
-        assert loader.stats()["workers"]["retried_samples"] == 0
-
-
-def test_by_default_nothing_is_read_again():
-    with WorkerLoader(Flaky(), 3, num_workers=1, seed=0) as loader:
-        assert "Stale file handle" in outcomes(loader)[1]
+        assert said in batches[1] and len(batches) == 4
+        assert loader.stats()["workers"]["retried_samples"] == retried
 
 
 @pytest.mark.parametrize(
