@@ -110,11 +110,12 @@ LOSSLESS = f"{score('lossless')} task.metric=lossless"
 
 
 class Unlabelled(Images):
-    """Offers its labels. Every fourth one is `label`, which is that of no class."""
+    """Offers its labels, of which one is that of no class."""
 
-    def __init__(self, train, label, **options):
+    def __init__(self, train, label, at=1, **options):
         super().__init__(train, **options)
-        self.labels = [label if index % 4 == 1 else index % 2 for index in range(len(self))]
+        self.labels = [index % 2 for index in range(len(self))]
+        self.labels[at] = label
 
     def __getitem__(self, index):
         return super().__getitem__(index)[0], self.labels[index]
@@ -174,8 +175,8 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a tuple with a field more": (fault("three fields"), r"\b3\b & task\.inputs|image"),
     "no classes": (fault("no classes"), "Faulty & classes & task=regression"),
     "a wrong label among those that are offered": (
-        f"{own('data', 'Unlabelled')} +data.label=-1 {IGNORING}",
-        r"labels\[1\] of Unlabelled is -1: .* 0 to 1",
+        f"{own('data', 'Unlabelled')} +data.label=-1 +data.at=30 {IGNORING}",
+        r"labels\[30\] of Unlabelled is -1: .* 0 to 1",
     ),
     "a part of a stream to validate on": (
         f"{STREAM} train.steps_per_epoch=2 data.val_fraction=0.1",
