@@ -9,6 +9,7 @@ from data.array_dataset import ArrayDataset
 from data.errors import DataError
 from tests.configs import MIXTURE, checkpoint, train
 from tests.data.fakes import noise
+from tests.data.reading import refused
 
 HERE = __name__
 
