@@ -6,6 +6,7 @@ import logging
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from pathlib import Path
 
 from loaders import ExpectedError
 
@@ -16,7 +17,13 @@ def parser(about: str | None) -> ArgumentParser:
 
 
 def run_script(main: Callable[[], object]) -> None:
-    """Runs a script's `main`. An error about a setting, a file or the machine is shown as one sentence."""
+    """Runs a script's `main`. An error about a setting, a file or the machine is shown as one sentence.
+
+    The script's own folder leaves sys.path, where Python puts it: else `import evaluate` in anyone's code would find
+    extras/finished/evaluate.py.
+    """
+    own_folder = Path(sys.argv[0]).resolve().parent
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != own_folder]
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         main()
