@@ -84,6 +84,22 @@ def test_an_extra_imports_no_other_but_the_benchmarks_lazily():
         assert {one.split(".")[1] for one in found if one.startswith("extras.")} <= {own}, name
 
 
+def test_a_script_that_is_run_by_its_path_leaves_the_names_of_its_folder_to_others(tmp_path, python, bound):
+    scripts = [path for path in PATHS if "sys.path.insert(0" in path.read_text() and "tests" not in path.parts]
+    assert {path.name for path in scripts} >= {"evaluate.py", "bench_loaders.py"}
+    assert all("\n    run_script(" in path.read_text() for path in scripts)
+    (tmp_path / "evaluate.py").write_text("raise ImportError('that of the script')")
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "evaluate.py").write_text("print('that of others')")
+    (tmp_path / "script.py").write_text(
+        f"import sys\nsys.path[:0] = [{str(ROOT)!r}]\nsys.path.append({str(tmp_path / 'packages')!r})\n"
+        "from training.script import run_script\n"
+        "run_script(lambda: [__import__(name) for name in ('train', 'evaluate')])\n"
+    )
+    done = python.run(tmp_path / "script.py", cwd=tmp_path / "packages", timeout=bound)
+    assert done.stdout == "that of others\n", done.stderr
+
+
 def users(part):
     """The files, but for tests, that import a module of this file or folder, or its public names from `loaders`."""
     own = {name for name, path in MODULES.items() if (ROOT / part) in (path, *path.parents)}

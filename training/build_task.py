@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from data.classes import listed, numbers_in
-from training.build import build, function_of, named_sections
+from training.build import build, function_of, named_sections, parameters_of, takes_tensors, target_of
 from training.config import ConfigError
 from training.tasks import Task
 
@@ -21,19 +21,32 @@ def build_task(section: dict[str, Any], dataset: Any) -> Task:
     return build("task", options, dataset, methods=["to_dict"], **functions)
 
 
-def numbers_by_class(key: str, value: Any, classes: Sequence[str], own: Sequence[str]) -> Any:
+def numbers_by_class(
+    key: str, value: Any, classes: Sequence[str], own: Sequence[str], is_by_class: bool = False
+) -> Any:
     """The setting `key`, with each dict of a number per class, by name, as a list in the order of `classes`.
 
-    classes: the network's. own: the dataset's. Raises ConfigError for a list of a number per class if they are in
-    another order, and for a dict of only some classes.
+    classes: the network's. own: the dataset's. is_by_class: whether a dict can only be such a one (`takes_numbers`);
+    another one is if it has numbers alone, and a class among its names. Raises ConfigError for a list of a number per
+    class if they are in another order, and for a dict of other names or of only some classes.
     """
     if isinstance(value, dict):
         places = numbers_in([*map(str, value)], classes)
         numbers = [*value.values()]
-        if not are_numbers(numbers) or (places < 0).all():
-            return {name: numbers_by_class(f"{key}.{name}", entry, classes, own) for name, entry in value.items()}
-        if (places < 0).any() or len(numbers) > len(classes):
-            raise ConfigError(f"{key}={value}: give a number for each of {listed(classes)}")
+        if not is_by_class and (not are_numbers(numbers) or (places < 0).all()):
+            return {
+                name: numbers_by_class(f"{key}.{name}", entry, classes, own, takes_numbers(key, value, name))
+                for name, entry in value.items()
+            }
+        if not classes:
+            raise ConfigError(f"{key}={value}: the training set has no names of classes, so give a list of numbers")
+        if (places < 0).any() or len(numbers) > len(classes) or not are_numbers(numbers):
+            has_booleans = any(isinstance(name, bool) for name in value)
+            booleans = ", which is what yaml makes of yes and no without quotes" if has_booleans else ""
+            raise ConfigError(
+                f"{key} has numbers for {listed([*map(str, value)])}{booleans}: give one for each of the classes, "
+                f"{listed(classes)}"
+            )
         return [numbers[place] for place in places]
     is_by_number = isinstance(value, list) and len(value) == len(classes) and are_numbers(value)
     if is_by_number and (np.diff(numbers_in(classes, own)) < 0).any():
@@ -42,6 +55,20 @@ def numbers_by_class(key: str, value: Any, classes: Sequence[str], own: Sequence
             f"the numbers by name, {{{own[0]}: {value[0]}, ...}}"
         )
     return value
+
+
+def takes_numbers(key: str, section: dict[str, Any], name: str) -> bool:
+    """Whether an entry of the section becomes a tensor, so that a dict there can only be of numbers by class.
+
+    So it is for task.class_weights, and for a parameter that takes tensors alone, such as `weight` of torch's losses.
+    """
+    value = section[name]
+    if "_target_" not in section or not isinstance(value, dict) or "_target_" in value:
+        return False
+    if f"{key}.{name}" == "task.class_weights":
+        return True
+    parameter = parameters_of(target_of(key, {"_target_": section["_target_"]}).func).get(name)
+    return parameter is not None and takes_tensors(parameter)
 
 
 def are_numbers(values: list[Any]) -> bool:

@@ -1,5 +1,6 @@
 """What images go through between a dataset and the network: their layout, their mean and std, their transforms."""
 
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from data import optional, read_numbers
 from data.batch_transform import BatchTransform, Normalize
+from data.subset import undivided
 from data.transform import form_of
 from loaders import build_loader, can_take_groups, takes_groups
 from training.build import build, function_of, parameters_of, target_of
@@ -65,12 +67,20 @@ class Preprocessing:
                     )
             if value is not None:
                 numbers[key] = value
+        if min(numbers["std"]) <= 0:
+            is_own = numbers["std"] is not self.values.get("std")
+            source = f"{type(undivided(dataset)).__name__}.std" if is_own else "data.std"
+            raise ConfigError(
+                f"{source}={[*numbers['std']]}: images are divided by it, so give numbers above 0, such as 1 for a "
+                "channel that is the same in all images"
+            )
         return Normalize(**numbers, fields=fields)
 
 
 def preprocessing_of(section: dict[str, Any]) -> dict[str, Any]:
-    """How a pretrained network expects its images, if its target has a function `preprocessing`."""
-    if not hasattr(target_of("model", section).func, "preprocessing"):
+    """How a pretrained network expects its images, if its target is a function that has a function `preprocessing`."""
+    target = target_of("model", section).func
+    if not (inspect.isfunction(target) and hasattr(target, "preprocessing")):  # a class may have a method of this name
         return {}
     values = asdict(build("model", {**section, "_target_": f"{section['_target_']}.preprocessing"}))
     log.info("the network's preprocessing, where a key of data is null: %s", values)

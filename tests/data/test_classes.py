@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from data.array_dataset import ArrayDataset
 from data.classes import alike, are_same, numbers_in, with_classes
+from data.images.crops import class_indices
 from data.subset import Subset, unaugmented
 from loaders import ResidentLoader, WorkerLoader, offers
 from tests.data.reading import read_batch, refused
@@ -96,6 +97,16 @@ def test_each_sample_keeps_the_name_of_its_class_whatever_the_order_and_the_case
         found = [label.argmax() for label in found]
     assert [label.item() for label in found] == expected
     assert list(dataset.labels) == expected and len(dataset) == len(labels)
+
+
+@given(brought())
+def test_labels_that_are_names_are_compared_as_the_names_of_classes_are(case):
+    classes, names, spelled, labels = case
+    numbers = class_indices(np.array([spelled[label] for label in labels]), np.array(classes), str, "")
+    assert numbers.tolist() == [classes.index(names[label]) for label in labels]
+    both = [*classes, "APPLE"]  # "Apple" may be either
+    with refused("^0 has the label Apple, which is not one of the classes .*APPLE; correct it"):
+        class_indices(np.array(["Apple"]), np.array(both), str, "correct it")
 
 
 @given(brought())

@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data.array_dataset import ArrayDataset
 from data.subset import split
 from tests.configs import IMAGES, checkpoint, differing_weights, train
 from tests.data.reading import refused
+from training.build_task import numbers_by_class
 
+CLASSIFICATION = "training.tasks.Classification"
 BRIGHTNESS = {"apple": 10, "berry": 120, "cherry": 240}
 
 
@@ -85,8 +89,48 @@ def test_numbers_by_class_have_names_if_the_network_has_another_order_than_the_d
         assert loss("Berry,Apple", by_name) == pytest.approx(loss("apple,berry", by_number))
         with refused(r"=\[1, 10\]: .* Berry, Apple, .* apple, berry: .* by name, {Berry: 1, ...}"):
             loss("Berry,Apple", by_number)
-    with refused(r"task.class_weights=.*apple.*: give a number for each of apple, berry"):
+    with refused(r"task.class_weights .*apple: .* each of the classes, apple, berry"):
         loss("apple,berry", "task.class_weights={apple: 1}")
+
+
+CLASSES = ["apple", "No", "yes", "Äpfel", "0", "7", "true"]
+LOSS = {"_target_": "torch.nn.CrossEntropyLoss"}
+PLACES = {  # of numbers by class in the section task, by key
+    "task.class_weights": lambda numbers: {"_target_": CLASSIFICATION, "class_weights": numbers},
+    "task.loss.weight": lambda numbers: {"_target_": CLASSIFICATION, "loss": {**LOSS, "weight": numbers}},
+    "task.loss.pos_weight": lambda numbers: {
+        "_target_": "training.tasks.Multilabel",
+        "loss": {"_target_": "torch.nn.BCEWithLogitsLoss", "pos_weight": numbers},
+    },
+}
+NUMBERS = st.integers(0, 9) | st.floats(0, 9)
+
+
+@given(st.permutations(CLASSES), st.permutations(CLASSES), st.sampled_from([*PLACES]), st.data())
+def test_numbers_by_name_are_in_the_order_of_the_classes_whatever_the_case(classes, names, place, data):
+    numbers = {data.draw(st.sampled_from([name, name.upper()])): data.draw(NUMBERS) for name in names}
+    folded = {name.lower(): number for name, number in numbers.items()}
+    expected = PLACES[place]([folded[name.lower()] for name in classes])
+    assert numbers_by_class("task", PLACES[place](numbers), classes, classes) == expected
+
+
+KEYS = st.sampled_from([*CLASSES, "nein", "ja", 0, 1, 2]) | st.booleans()
+
+
+@given(st.lists(st.sampled_from(CLASSES), unique=True), st.dictionaries(KEYS, NUMBERS), st.sampled_from([*PLACES]))
+def test_numbers_for_other_names_than_the_classes_are_refused_with_both_lists(classes, numbers, place):
+    folded = sorted(str(name).lower() for name in numbers)
+    if classes and folded == sorted(name.lower() for name in classes):
+        return
+    with refused(f"^{place}") as info:
+        numbers_by_class("task", PLACES[place](numbers), classes, classes)
+    assert all(str(name) in str(info.value) for name in [*classes, *numbers])
+    assert ("yes and no" in str(info.value)) == any(isinstance(name, bool) for name in numbers) or not classes
+
+
+def test_a_dict_of_numbers_that_are_of_no_class_stays_as_it_is_where_a_loss_may_take_one():
+    section = {"_target_": CLASSIFICATION, "loss": {"_target_": f"{__name__}.Fruit", "weight": {"ce": 1, "dice": 2}}}
+    assert numbers_by_class("task", section, CLASSES, CLASSES) == section
 
 
 def test_a_checkpoint_of_an_earlier_version_goes_on_and_says_once_that_it_has_no_names(trained, tmp_path, caplog):

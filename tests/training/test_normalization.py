@@ -1,8 +1,15 @@
 """data.mean and data.std: by what uint8 images are normalised, which a checkpoint keeps."""
 
+from contextlib import nullcontext
+from inspect import Parameter, Signature
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
 from data.array_dataset import ArrayDataset
@@ -10,6 +17,9 @@ from data.errors import DataError
 from tests.configs import MIXTURE, checkpoint, train
 from tests.data.fakes import noise
 from tests.data.reading import refused
+from tests.infrastructure.forks import ROOT
+from training.datasets import ANY_DATA
+from training.preprocessing import Preprocessing
 
 HERE = __name__
 
@@ -53,11 +63,6 @@ class Damaged(Tinted):
         if index % 4 == 3:
             raise DataError(f"{index} is damaged")
         return super().__getitem__(index)
-
-
-class OwnMean(Tinted):
-    def __init__(self, train, mean=(0.5,), **_):
-        super().__init__(train)
 
 
 DATA = f"data._target_={HERE}.Tinted train.batch_size=16 train.epochs=1"
@@ -115,6 +120,16 @@ def test_a_mean_of_the_dataset_for_other_channels_is_named(tmp_path):
         train(tmp_path, DATA, f"data._target_={HERE}.Grey")
 
 
+@given(st.lists(st.floats(-1, 1) | st.integers(0, 1), min_size=3, max_size=3), st.booleans())
+def test_a_std_that_is_not_above_0_is_refused_by_its_name(std, is_set):
+    dataset = SimpleNamespace() if is_set else SimpleNamespace(std=std)
+    preprocessing = Preprocessing({"std": std} if is_set else {}, {"_target_": "torch.nn.Linear"}, None)
+    is_refused = refused(r"^data\.std=" if is_set else r"^SimpleNamespace\.std=") if min(std) <= 0 else nullcontext()
+    with is_refused:
+        normalize = preprocessing.normalize(dataset, ["image"], 3, dict)
+        assert normalize.std == tuple(std)
+
+
 def test_without_values_the_datasets_are_used_also_by_a_checkpoint_of_an_earlier_version(tmp_path):
     assert normalization_of(tmp_path / "run") == ((0.1,) * 3, (0.2,) * 3)
     state = checkpoint(tmp_path / "run")
@@ -132,7 +147,16 @@ def test_a_mixture_has_the_values_of_its_first_part_or_measured_ones(tmp_path):
     assert normalization(tmp_path / "auto")[0] == pytest.approx((0.5,) * 3, abs=0.05)
 
 
-def test_a_class_with_a_parameter_of_this_name_is_warned_of_once(tmp_path, caplog):
-    train(tmp_path, f"data._target_={HERE}.OwnMean data.mean=[0.3,0.3,0.3] train.batch_size=16 train.epochs=1")
-    assert caplog.text.count("has a parameter mean, which does not get data.mean") == 1
-    assert normalization(tmp_path)[0] == (0.3,) * 3
+def test_the_keys_of_any_dataset_are_those_of_their_file():
+    assert set(ANY_DATA) == yaml.safe_load((ROOT / "conf" / "any_data.yaml").read_text()).keys()
+
+
+@pytest.mark.parametrize("key", ANY_DATA)
+def test_a_parameter_of_the_name_of_a_key_of_any_dataset_is_warned_of_once(tmp_path, caplog, monkeypatch, key):
+    value = {"fold": "1", "streaming": "false"}.get(key, "null")
+    parameter = Parameter(key, Parameter.KEYWORD_ONLY, default=None)
+    signature = Signature([parameter, Parameter("others", Parameter.VAR_KEYWORD)])
+    monkeypatch.setattr(Tinted, "__signature__", signature, raising=False)
+    with refused("give at least 2 folds") if key == "fold" else nullcontext():
+        train(tmp_path, f"data._target_={HERE}.Tinted data.{key}={value} train.batch_size=16 train.epochs=1")
+    assert sum(f"has a parameter {key}, which does not get data.{key}" in text for text in caplog.messages) == 1

@@ -39,6 +39,7 @@ from tests.configs import (
 from tests.infrastructure.forks import ROOT
 from tests.training.conftest import full_disk
 from tests.training.extensions import Images, Stop
+from training.optimizer import settings_of_groups
 from training.stopping import Stopped
 
 
@@ -359,6 +360,24 @@ def test_a_run_goes_on_with_another_batch_size_at_the_end_of_an_epoch(tmp_path, 
     train(tmp_path / "within", "train.max_steps=3")
     with error("32", "64"):
         train(tmp_path / "within", "train.batch_size=64")
+
+
+def test_a_resume_compares_the_rates_of_groups_as_often_after_many_steps_as_after_few(tmp_path, monkeypatch):
+    compared = []
+
+    def count(*arguments):
+        compared.append(arguments)
+        return settings_of_groups(*arguments)
+
+    def compared_after(steps):
+        folder = tmp_path / str(steps)
+        train(folder, f"train.epochs=3 train.max_steps={steps}")
+        compared.clear()
+        train(folder, f"train.epochs=3 train.max_steps={steps + 1}")
+        return len(compared)
+
+    monkeypatch.setattr("training.trainer.settings_of_groups", count)
+    assert compared_after(20) == compared_after(2) > 0
 
 
 class Files(Images):

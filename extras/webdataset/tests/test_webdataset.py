@@ -108,7 +108,7 @@ def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, 
         ({"a/0.jpg": b""}, "SHARD: the key a/0 has no label (.cls or .json); add it"),
         ({"0.cls": b"1", "0.jpg": None}, "SHARD: the key 0 has no image (.jpg or another); add it"),
         ({"0.jpg": b"", "0.json": b"{}"}, "SHARD: 0.json has no label ('label'); write"),
-        ({"0.jpg": b"", "0.cls": b"ant"}, "SHARD/0.jpg has the label ant, which is not one of the 1 classes"),
+        ({"0.jpg": b"", "0.cls": b"ant"}, "SHARD/0.jpg has the label ant, which is not one of the classes cat"),
     ],
 )
 def test_a_damaged_shard_and_a_key_without_an_image_or_a_label_are_named_in_a_stream_too(tmp_path, jpeg, spoil, words):
@@ -119,6 +119,20 @@ def test_a_damaged_shard_and_a_key_without_an_image_or_a_label_are_named_in_a_st
     for kind in (WebDataset, WebDatasetStream):
         with refused(re.escape(words.replace("SHARD", str(shard)))):
             list(kind(True, str(shard), classes=["cat"]))
+
+
+def test_labels_that_differ_from_a_class_in_case_are_of_that_class_in_a_stream_too(tmp_path, jpeg):
+    names = ["Dog", "CAT", "dog", "cat"]
+    files = {
+        f"{number}.{end}": data
+        for number, name in enumerate(names)
+        for end, data in (("jpg", jpeg), ("cls", name.encode()))
+    }
+    shard = write_tar(tmp_path / "a.tar", files)
+    for kind in (WebDataset, WebDatasetStream):
+        dataset = kind(False, test_urls=str(shard), classes=["cat", "dog"])
+        samples = dataset if kind is WebDatasetStream else map(dataset.__getitem__, range(4))
+        assert [sample["label"].item() for sample in samples] == [1, 0, 1, 0]
 
 
 def test_a_setting_that_names_no_file_is_refused():
