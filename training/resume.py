@@ -113,12 +113,9 @@ def changes_since(
         theirs[key] = state["loader"].get(key)
         ours[key] = loader.get(key)
     changed: dict[str, str] = {}
-    not_compared = (
-        "train.resume",
-        *extras_of_one(*(each.get("callbacks") or {} for each in (state["config"], settings))),
-    )
+    not_compared = ("train.resume.", *of_other_versions(state["config"], settings))
     for key in theirs | ours:
-        if not key.startswith(not_compared) and ours.get(key) != theirs.get(key):
+        if not f"{key}.".startswith(not_compared) and ours.get(key) != theirs.get(key):
             changed[key] = f"{key} is {ours.get(key)}, was {theirs.get(key)}"
     if is_within_epoch and state["loader"].get("dataset_length") != loader.get("dataset_length"):
         return changed
@@ -134,11 +131,19 @@ def changes_since(
     return changed
 
 
-def extras_of_one(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
-    """The keys of callbacks of extras/ that one of the runs lacks: that folder has come, or was deleted, since."""
-    sections = theirs | ours
-    names = [name for name in theirs.keys() ^ ours.keys() if isinstance(sections[name], dict)]
-    return [f"callbacks.{name}." for name in names if str(sections[name].get("_target_")).startswith("extras.")]
+def of_other_versions(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    """The keys that one of the runs lacks, and that no user can have added: its version of the repository lacks them.
+
+    These are settings of `train`, `timing` and `loader`, and callbacks of the repository: extras/ may be deleted.
+    """
+    names = []
+    for section in ("train", "timing", "loader", "callbacks"):
+        one, other = (config.get(section) or {} for config in (theirs, ours))
+        for name in one.keys() ^ other.keys():
+            entry = (one | other)[name]
+            if not isinstance(entry, dict) or str(entry.get("_target_")).startswith(("training.", "extras.")):
+                names.append(f"{section}.{name}.")
+    return names
 
 
 def check_same_run(folder: Path, changed: dict[str, str], is_job: bool, has_finished: bool) -> None:

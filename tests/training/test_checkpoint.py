@@ -189,13 +189,29 @@ def test_a_run_is_this_one_if_nothing_differs_that_it_reports(tmp_path, key, of_
                 check_same_run(tmp_path, changed, is_job, has_finished)
 
 
-@pytest.mark.parametrize(("target", "count"), [("extras.parts.parts.Parts", 0), ("mine.Callback", 2)])
-def test_a_run_stays_this_one_when_an_extra_comes_with_a_callback_or_is_deleted(target, count):
-    with_it = {"callbacks": {"best": {"keep": 1}, "new": {"_target_": target, "share": 2}}}
-    without = {"callbacks": {"best": {"keep": 1}}}
+NEW = {"_target_": "extras.parts.parts.Parts", "share": 2}
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "count"),
+    [
+        ("callbacks", NEW, 0),
+        ("callbacks", NEW | {"_target_": "training.callbacks.new.New"}, 0),
+        ("callbacks", NEW | {"_target_": "mine.Callback"}, 2),
+        ("train", 3, 0),
+        ("loader", [1], 0),
+        ("model", 3, 1),
+    ],
+)
+def test_a_run_stays_this_one_when_a_setting_or_a_callback_comes_with_the_repository_or_goes(section, value, count):
+    without = {section: {"best": {"keep": 1}}}
+    with_it = {section: {**without[section], "new": value}}
     for theirs, ours in ((with_it, without), (without, with_it)):
         state = {"config": theirs, "loader": {"samples": 0}, "data": {"labels": 0, "first": []}}
         assert len(changes_since(state, ours, {}, {"labels": 0, "first": []})) == count
+    chosen = {section: {"best": None}}  # what a user has left out
+    state = {"config": without, "loader": {"samples": 0}, "data": {"labels": 0, "first": []}}
+    assert changes_since(state, chosen, {}, {"labels": 0, "first": []})
 
 
 class Code:
