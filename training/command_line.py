@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from data.errors import explained
 from data.transform import OLD_KEYS
-from training.config import ROOT, Config, ConfigError
+from training.config import ROOT, ConfigError
 from training.files import write_whole
 from training.processes import rank, world_size
 from training.resume import named_path
@@ -105,8 +105,10 @@ def parsed(overrides: list[str]) -> dict[str, Override]:
     return {override.key_or_group: override for override in OverridesParser.create().parse_overrides(overrides)}
 
 
-def say_remedies(arguments: list[str]) -> None:
-    """Says what to do about a command line that Hydra has refused, where Hydra does not know it."""
+def say_remedies(arguments: list[str], refusal: BaseException | None) -> None:
+    """Says what to do about a command line that Hydra has refused by `refusal`, where Hydra does not know it."""
+    if no_package := re.search(r"In '((\w+)/[^']*)': .*\nKey '\2' not in 'Config'", str(refusal)):
+        print(f"error: {no_package[1]}.yaml: begin it with the line '# @package _global_'", file=sys.stderr)
     by_key = parsed(hydra_utils.get_args_parser().parse_intermixed_args(arguments).overrides)
     where = f" (change it in {COMMAND} in the run's folder)" if "train.resume" in by_key else ""
     for key, override in by_key.items():
@@ -117,12 +119,6 @@ def say_remedies(arguments: list[str]) -> None:
         if key in PLUGINS:
             install = f"pip install --pre {PLUGINS[key]}"
             print(f"error: {override.input_line}: if Hydra cannot load it, {install}", file=sys.stderr)
-        if re.fullmatch(r"\w+", key) and key not in Config.__dataclass_fields__:
-            begin = "begin its file with the line '# @package _global_'"
-            print(
-                f"error: {override.input_line}: if Hydra says that {key!r} is not in 'Config', {begin}",
-                file=sys.stderr,
-            )
         name = key.partition(".")[2].partition(".")[0]
         if key.startswith("callbacks.") and override.is_add() and name in names_of_callbacks():
             print(f"error: {override.input_line}: there is a callback {name!r}: choose another name", file=sys.stderr)
@@ -190,7 +186,7 @@ def folder_of_torchrun(parent: str) -> Path | None:
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     if name == "none":  # its logs have their own folder: /tmp/torchelastic_XXX/none_YYY/attempt_0/0/error.json
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        name = Path(error_file).parts[-4] if error_file else None
+        name = next(iter(Path(error_file or "").parts[-4:-3]), None)
     return Path(parent) / name if name else None
 
 

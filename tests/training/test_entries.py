@@ -53,9 +53,9 @@ YAMLS = {
 def test_a_config_file(tmp_path, content):
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_bytes(content)
-    shown = run(tmp_path, f"--config-dir={tmp_path}/conf", "+experiment=mine")
+    shown = run(tmp_path, f"--config-dir={tmp_path}/conf", "experiment=mine")
     assert re.search("error|Error|Could not|mine", shown)
-    assert "@package" in shown or "not in 'Config'" not in shown
+    assert ("@package" in shown) == ("Key 'experiment' not in 'Config'" in shown)
 
 
 def test_a_job_that_fails_is_told_nothing_of_command_lines_that_hydra_refuses(tmp_path):
@@ -82,6 +82,8 @@ SETTINGS = {
     "-m train.resume=one,two": r"train\.resume",
     "data=fashion_mini data.policy=trivial": r"(?m)^error: data.policy=trivial: .*trivial\]",
     "data=fashion_mini data.transform={_target_:my.Blur}": "(?m)^error: data.transform={_target_:my.Blur}: ",
+    "epochs=3": r"\A(?s:(?!.*@package).*'epochs')",  # which is no file
+    "experiment=none": r"\A(?s:(?!.*@package).*experiment/none)",
     "optim.lr=fast": "optim.lr=fast",
     "model.size=large": "model",
     "model=small_cnn model.width=wide": "model.width=wide",
@@ -118,6 +120,7 @@ SETTINGS = {
     "task.class_weights={a: 1}": "class_weights",
     "task.class_weights=[]": "class_weights",
     "+callbacks.x=3": "callbacks.x=3",
+    "task.class_weights=[1,2]": "weight of the loss has 2 numbers, and Classification has 10",
     "callbacks.best._target_=training.callbacks.ema.EMA": "choose another name",
     "+callbacks.best._target_=my.Best": "error: .*_target_=my.Best: there is a callback 'best'",
     "hydra/launcher=mine": "pip install",
