@@ -313,7 +313,10 @@ def identities(dataset: Any, say: Callable[..., None] = log.debug) -> np.ndarray
     sample_ids = optional(dataset, "sample_ids")
     path = optional(dataset, "path")
     values = np.arange(count)
-    known_by = "their positions, as it has no sample_ids() and no path(index) with different names"
+    known_by = (
+        "their positions, which change when samples come or go, as it has no sample_ids() and no path(index) with "
+        "different names"
+    )
     if sample_ids is not None:
         remedy = "return an array with what identifies each sample, (N,) or (N, ...), or rename the method"
         with explained(f"{kind}.sample_ids() cannot be used", remedy):

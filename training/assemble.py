@@ -77,7 +77,7 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
             f"train.batch_size={config.train.batch_size}: the {len(data.train)} training samples, or the sampler, "
             "fill no batch: reduce it, or use train.last_batch=keep"
         )
-    trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps, methods=["set_up"])
+    trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps, methods={"set_up": []})
     trainer.set_up()
     trainer.progress.position = train_loader.position
     dry_run(trainer, data, smallest_part(config, data.train, order, processes))

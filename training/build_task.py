@@ -8,7 +8,7 @@ import numpy as np
 from data.classes import listed, numbers_in
 from training.build import build, function_of, named_sections, parameters_of, takes_tensors, target_of
 from training.config import ConfigError
-from training.tasks import Task
+from training.tasks import Task, check_weights
 
 
 def build_task(section: dict[str, Any], dataset: Any) -> Task:
@@ -18,7 +18,9 @@ def build_task(section: dict[str, Any], dataset: Any) -> Task:
     if scores := named_sections("task.scores", section.get("scores")):
         functions["extra_scores"] = {name: function_of(f"task.scores.{name}", scores[name]) for name in scores}
     options = {key: value for key, value in section.items() if key not in ("loss", "scores", "metrics")}
-    return build("task", options, dataset, methods=["to_dict"], **functions)
+    task: Task = build("task", options, dataset, methods={"to_dict": ["batch"]}, **functions)
+    check_weights(task)
+    return task
 
 
 def numbers_by_class(

@@ -59,6 +59,9 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> A
     if not (is_stream(dataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
         raise DataError(f"{name} needs __len__ and __getitem__, or has to be an IterableDataset")
     samples = list(islice(dataset if is_stream(dataset) else readable(dataset, skips), 2))
+    if not samples and not is_stream(dataset) and len(dataset):
+        with explained(f"{name}: none of the first samples can be read", "loader.on_error=raise tells where it fails"):
+            dataset[0]
     if not samples:
         raise DataError(f"{name} has no samples: check the files that it reads")
     if collate is not None:

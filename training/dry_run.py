@@ -9,17 +9,18 @@ It also finds out whether the loss adds up the samples, or is their mean: parts 
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
+from data import read_flag, value_of
 from loaders import Random, move
 from training.config import ConfigError
 from training.datasets import Datasets
 from training.metrics import Means, joined
 from training.parts import repeated, rows_of
-from training.tasks import DIRECTIONS
+from training.tasks import DIRECTIONS, setting_of
 from training.trainer import Trainer, copied_buffers, evaluating
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,10 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
     names = dry_run_evaluation(trainer, data)
     is_known = None not in (trainer.training_loss_is_sum, trainer.evaluation_loss_is_sum)
     if not is_known and divides_batches(trainer):
-        log.warning("the loss of the first samples is 0: whether it adds up samples is not known, so not assumed")
+        log.warning(
+            "whether the loss adds up samples is not known, so not assumed: that of the first ones is 0, or they "
+            "cannot be repeated"
+        )
     check_sum(trainer)
     check_optimized(trainer)
     if left_out := trainer.metrics.left_out:
@@ -72,16 +76,18 @@ def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None
     if count > 1:  # batch norm may need two
         with naming_batch(f"{names_of(trainer)} cannot use the first training samples in training mode", batch):
             trainer.loss_of(batch)
-    single: dict[str, Any] | None = None
-    with suppress(Exception):  # of a batch that cannot be divided
-        single = rows_of(batch, slice(1), count)
-    if smallest <= 1 and single:
-        with naming_batch(
-            "the network or the loss cannot train on one sample, as in the smallest batch or part of it: "
-            "set train.last_batch=drop, or another train.batch_size or train.accumulate",
-            batch,
-        ):
-            trainer.loss_of(single)
+    if smallest <= 1:
+        try:
+            single = rows_of(batch, slice(1), count)
+        except Exception as error:
+            log.info("a step of one sample is not tried, as the first batch cannot be divided: %s", error)
+        else:
+            with naming_batch(
+                "the network or the loss cannot train on one sample, as in the smallest batch or part of it: "
+                "set train.last_batch=drop, or another train.batch_size or train.accumulate",
+                batch,
+            ):
+                trainer.loss_of(single)
     trainer.model.eval()
 
 
@@ -111,17 +117,20 @@ def is_sum(trainer: Trainer, loss: Any, step: Callable[[dict[str, Any]], Any], b
     """Whether `step`, which returned `loss` for a batch, adds up the samples: then the loss grows by the same for
     each copy of the batch, whatever constant is in it.
 
-    None: it is not known, as the loss is 0. It is compared for two and four copies: if each sample is to be told from
-    the others of its batch, the mean loss grows from log 2 to log 4, and to log 8.
+    None: it is not known, as the loss is 0, or the batch cannot be repeated. It is compared for two and four copies:
+    if each sample is to be told from the others of its batch, the mean loss grows from log 2 to log 4, and to log 8.
     """
+    if getattr(loss, "ndim", 0):  # evaluation_step may return a number per sample
+        return False
     count = trainer.task.batch_length(batch)
     try:
         single = float(loss)
         double, fourfold = (float(step(repeated(batch, times, count))) for times in (2, 4))
-    except Exception:  # a network may fix the size of its batches
-        return False
+    except Exception as error:  # a network may fix the size of its batches
+        log.info("whether the loss adds up samples is not tried, as the first ones cannot be repeated: %s", error)
+        single = double = fourfold = 0.0
     if fourfold == 0:  # such as the sum over ignored labels
-        reduction = getattr(trainer.task.own_loss, "reduction", None)
+        reduction = setting_of(trainer.task.own_loss, "reduction")
         return None if reduction is None else reduction == "sum"
     growth = fourfold - double
     return abs(growth) > 0.01 * abs(fourfold) and math.isclose(growth, 2 * (double - single), rel_tol=0.15)
@@ -143,23 +152,24 @@ def check_sum(trainer: Trainer) -> None:
 
 
 def check_optimized(trainer: Trainer) -> None:
-    """Says which parameters the task has, and warns of those that no optimizer has."""
+    """Says which parameters of the task are trained, and warns of weights that no optimizer has."""
     optimized = {
         id(weight)
         for optimizer in trainer.optimizers
         for group in optimizer.param_groups
         for weight in group["params"]
     }
-    trainable = {name: weight for name, weight in trainer.task.named_parameters() if weight.requires_grad}
+    trainable = {name: weight for name, weight in trainer.named_weights() if weight.requires_grad}
     left_out = [name for name, weight in trainable.items() if id(weight) not in optimized]
+    of_task = [name for name in trainable if name.startswith("task.") and name not in left_out]
     if left_out:
         log.warning(
-            "task: no optimizer has %s, so they keep their values: add self.task.parameters() in "
-            "configure_optimizers()",
-            ", ".join(left_out),
+            "no optimizer has %s (%d weights), so they keep their values: give them to one in configure_optimizers(), "
+            "or say so by requires_grad_(False)",
+            *(", ".join(left_out[:3]), len(left_out)),
         )
-    elif trainable:
-        log.info("task: %s are trained too; requires_grad_(False) keeps their values", ", ".join(trainable))
+    if of_task:
+        log.info("%s are trained too; requires_grad_(False) keeps their values", ", ".join(of_task))
 
 
 def names_of(trainer: Trainer) -> str:
@@ -169,14 +179,12 @@ def names_of(trainer: Trainer) -> str:
 def direction_of(trainer: Trainer) -> bool:
     """Whether a higher task.metric is better: as the task says, the metric itself, or the metric's name."""
     task = trainer.task
-    metric = trainer.metrics.metric_of(task.metric)
-    for answer in (
-        task.higher_is_better,
-        getattr(metric, "higher_is_better", None),
-        DIRECTIONS.get(task.metric.lower()),
-    ):
-        if answer is not None:
-            return bool(answer)
+    metric = None if task.metric in task.extra_scores else trainer.metrics.metric_of(task.metric)
+    says = (value_of(each, "higher_is_better") for each in (task, metric))
+    for answer in (*says, DIRECTIONS.get(task.metric.lower())):
+        direction = read_flag(answer, None)
+        if direction is not None:
+            return direction
     raise ConfigError(f"task.metric={task.metric}: say which is the best: task.higher_is_better=true or false")
 
 
@@ -200,15 +208,15 @@ def naming_batch(sentence: str, batch: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def no_trace(trainer: Trainer) -> Iterator[None]:
-    """Sets evaluation mode in the block. Afterwards restores modes, buffers and trained weights, and clears sums.
+    """Sets evaluation mode in the block. Afterwards restores modes, buffers and weights, and clears sums.
 
-    A network may change weights in its forward pass, as an Embedding with max_norm does. A run that only evaluates
-    has no memory for copies of them.
+    A network may change weights in its forward pass, as an Embedding with max_norm does. Their copies are on the CPU,
+    as a device may have no memory for them.
     """
     modules = [*trainer.all_modules.values()]
     buffers = copied_buffers(modules)
-    weights = [weight for _, weight in trainer.named_weights() if weight.requires_grad and trainer.model.training]
-    values = [weight.detach().clone() for weight in weights]
+    weights = [weight for _, weight in trainer.named_weights()]
+    values = [weight.detach().to("cpu", copy=True) for weight in weights]
     # Two samples are not worth a minute of compiling.
     eager = torch.compiler.set_stance("force_eager") if trainer.train_config.compile else nullcontext()
     with evaluating(modules), torch.no_grad(), trainer.autocast, eager:
@@ -222,7 +230,8 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
             weight.copy_(value)
     trainer.means = Means(trainer.processes)
     trainer.logged = Means(trainer.processes)
-    for value in vars(trainer).values():
+    parts = (part for module in modules for part in module.modules())
+    for value in (*vars(trainer).values(), *parts):
         if hasattr(value, "compute") and hasattr(value, "reset"):  # task.metrics, and metrics of a subclass
             value.reset()
     trainer.seed_step()

@@ -87,6 +87,8 @@ class ModuleState:
 
     def begin(self, altered: dict[str, Any]) -> None:
         """Called after on_start of the callbacks. Sets the settings that a run before this resume had `altered`."""
+        progress = self._trainer.progress
+        self._trainer.unfreeze(progress.epoch - progress.at_epoch_end)  # first: a callback may have frozen some again
         self._at_start = self._settings() | self._unsaved()
         owners: dict[str, Any] = {**self._owners(), **dict(self._trainer.named_weights())}
         for name, value in altered.items():
@@ -98,6 +100,15 @@ class ModuleState:
                 elif isinstance(value, Tensor):
                     value = value.to(getattr(current, "device", self._trainer.device))
                 setattr(owners[path], attribute, value)
+            elif attribute != "requires_grad" and not path.startswith("ema_model"):  # earlier ones had that of buffers
+                log.warning("%s is not restored: the run of the checkpoint had it, and this one does not", name)
+
+    def unfreeze(self) -> None:
+        """Called before an epoch. Ends train.freeze, if it is time: a resume does the same, so this alters nothing."""
+        before = self._settings()
+        self._trainer.unfreeze(self._trainer.progress.epoch)
+        now = self._settings()
+        self._at_start |= {name: value for name, value in now.items() if value != before.get(name)}
 
     def warn_of_generators(self, callbacks: dict[str, Any]) -> None:
         """Warns of random generators in attributes of the trainer, its modules and callbacks that do not save them."""
@@ -178,8 +189,10 @@ class ModuleState:
         owners: dict[str, Any] = self._modules()
         if trainer.ema_model is not None:
             owners |= trainer.ema_model.named_modules(prefix="ema_model")
-        functions = {"own_loss": trainer.task.own_loss, **trainer.task.extra_scores, **trainer.metrics.by_name}
-        return owners | {f"task.{name}": function for name, function in functions.items()}
+        owners["task.own_loss"] = trainer.task.own_loss
+        for kind, functions in (("scores", trainer.task.extra_scores), ("metrics", trainer.metrics.by_name)):
+            owners |= {f"task.{kind}.{name}": function for name, function in functions.items()}
+        return owners
 
     def _unsaved(self) -> dict[str, Any]:
         """Copies of what no state_dict has, on the CPU."""

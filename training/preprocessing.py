@@ -47,7 +47,12 @@ class Preprocessing:
         The dataset's own mean and std come last. measure: returns those of the images of a field, for `auto`.
         Raises ConfigError for a mean or std that cannot be used.
         """
-        if fields and not self._is_saved and "auto" in self._stated.values():
+        if fields and self._is_saved and "auto" in self._stated.values():
+            log.info(
+                "data.mean, data.std: auto measures nothing anew, as the checkpoint has %s",
+                {key: self.values.get(key) for key in self._stated},
+            )
+        elif fields and "auto" in self._stated.values():
             self.values |= measure(fields[0]) | self._typed
         for key, value in self._stated.items():
             is_used = fields and len(self.values.get(key) or ()) == channels

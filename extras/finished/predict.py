@@ -117,9 +117,8 @@ def per_sample(outputs: Any, count: int) -> list[Any]:
 
 def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> dict[str, Any]:
     """A sample's cells by column: the best classes and their probabilities, or the values; lists for other shapes."""
-    columns = getattr(run.task, "columns", ())
-    if columns:
-        return dict(zip(columns, run.task.write_prediction(predicted, name, folder), strict=True))
+    if hasattr(run.task, "write_prediction"):
+        return dict(zip(run.task.columns, run.task.write_prediction(predicted, name, folder), strict=True))
     values = move(predicted, Tensor.tolist)
     if not isinstance(predicted, Tensor) or predicted.ndim > 1:
         return values if isinstance(values, dict) else {"prediction": values}

@@ -1,5 +1,7 @@
 """What a dataset may offer counts only with the documented type and length; else a warning names it."""
 
+from zlib import crc32
+
 import numpy as np
 import pytest
 import torch
@@ -207,6 +209,18 @@ def test_labels_of_very_many_numbers_are_compared_by_their_bytes(dtype, monkeypa
     assert checksum_of_labels(Foreign(labels=masks)) == checksum_of_labels(Foreign(labels=same))
     masks[2, 1, 3] = 1
     assert checksum_of_labels(Foreign(labels=masks)) != checksum_of_labels(Foreign(labels=same))
+
+
+@pytest.mark.parametrize("dtype", ["i8", "datetime64[D]", "datetime64[ns]", "timedelta64[s]", "U3", "O"])
+def test_the_checksum_of_a_label_per_sample_is_the_one_of_earlier_checkpoints_however_many_there_are(
+    dtype, monkeypatch
+):
+    monkeypatch.setattr(checks, "MOST_AS_TEXT", 2)
+    labels = np.arange(COUNT).astype(dtype)
+    found = checksum_of_labels(Foreign(labels=labels))
+    assert found == crc32(str(labels.tolist()).encode())
+    labels[[2, 3]] = labels[[3, 2]]
+    assert checksum_of_labels(Foreign(labels=labels)) != found
 
 
 def test_the_checksum_of_labels_that_are_sets_does_not_depend_on_the_order_of_the_sets():

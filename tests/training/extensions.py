@@ -47,7 +47,7 @@ class Faulty(Images):
 
     def __getitem__(self, index):
         image, label = super().__getitem__(index)
-        if index in {"unreadable": (0, 1), "one unreadable": (37,)}.get(self.fault, ()):
+        if index in {"unreadable": (0, 1), "one unreadable": (37,), "all unreadable": range(64)}.get(self.fault, ()):
             raise DataError(f"{index}.png is missing")
         faults = {
             "floats": (image.permute(2, 0, 1) / 255, label),

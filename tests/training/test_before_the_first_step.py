@@ -79,6 +79,41 @@ class Uncomputable(Worst):
         raise TypeError("not of such labels")
 
 
+class Indexed(Worst):
+    def update(self, outputs, labels, indexes):
+        super().update(outputs, labels)
+
+
+class Foreign(Worst):
+    """Uses common names for something else."""
+
+    to = "cpu"
+
+    def higher_is_better(self, other):
+        return False
+
+    def compute(self):
+        return {"array": np.array(0.5), "flag": np.bool_(True), "text": np.str_("1"), "list": [1.0]}
+
+
+class ByLoss:
+    total_steps = None
+
+    def __init__(self, optimizer):
+        pass
+
+    def step(self, loss):
+        pass
+
+
+class Unsaved:
+    def on_step(self, run):
+        pass
+
+    def state_dict(self, destination):
+        pass
+
+
 class NeedsMore(Worst):
     """Cannot be computed on two samples."""
 
@@ -208,6 +243,11 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "no __getitem__": ("data._target_=argparse.Namespace +data.classes=[a]", "Namespace & __getitem__"),
     "a stream without an end": (STREAM, r"train\.steps_per_epoch & Stream"),
     "a field that is not there": (f"task.inputs=picture {SYNTHETIC}", "picture & image"),
+    "a score whose direction is that of a metric": (
+        f"task.metrics={{error: {{_target_: {EXTENSIONS}.Worst}}}} task.metric=error_x "
+        f"task.scores={{error_x: {{_target_: {__name__}.mistakes}}}}",
+        r"task\.metric=error_x & task\.higher_is_better",
+    ),
     "a score without a direction": (LOSSLESS, r"task.metric=lossless & task\.higher_is_better=true or false"),
     "a metric that is not there": (
         metric("Several", "m_wurst", EXTENSIONS),
@@ -250,6 +290,24 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "two outputs in training mode only": (own("model", "Auxiliary"), "Auxiliary & training mode & not tuple"),
     "a step that returns nothing": (own("trainer", "Forgetful"), "Forgetful|training_step & None|return"),
     "scores without names": (own("trainer", "Unscored"), "evaluation_step & dict|name"),
+    "a metric that needs indexes": (
+        metric("Indexed", "loss"),
+        r"task\.metrics\.m: Indexed\.update is called with \(outputs, labels\) & indexes",
+    ),
+    "a schedule that is stepped by the loss": (own("schedule", "ByLoss"), r"schedule: ByLoss\.step .*'loss'"),
+    "a state that needs an argument": (own("+callbacks.mine", "Unsaved"), r"callbacks\.mine: Unsaved\.state_dict"),
+    "a sampler of a stream": (
+        f"{STREAM} train.steps_per_epoch=2 {lying(64, 64)}",
+        "^sampler: Stream is a stream",
+    ),
+    "no sample that can be read": (
+        fault("all unreadable") + " loader.on_error=skip loader=workers",
+        r"0\.png is missing",
+    ),
+    "a metric whose direction is a method": (
+        metric("Foreign", "m_array"),
+        r"task\.metric=m_array: .* task\.higher_is_better=true or false",
+    ),
     "a metric that cannot be computed": (metric("Uncomputable", "loss"), r"task\.metrics & not of such labels"),
     "a function without a target": ("data.collate=data.collate.pad", r"data\.collate & _target_"),
     "a callback without methods": ("+callbacks.mine._target_=torch.nn.ReLU", r"callbacks\.mine & on_step"),
@@ -345,6 +403,7 @@ FITTING = {
     "a stream of one sample": ONE,
     "first samples that cannot be read": fault("unreadable") + " loader.on_error=skip loader=workers",
     "float images": fault("floats"),
+    "a metric with names of something else": metric("Foreign", "m_array") + " task.higher_is_better=true",
     "mixup of labels that are shares": fault("shares") + " augment.mixup=0.2",
     "a label that the loss ignores": f"{own('data', 'Unlabelled')} +data.label=255 {IGNORING}",
     "rows of uint8, to a network that needs no channels": (

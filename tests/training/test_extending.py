@@ -231,6 +231,33 @@ class LeavesEval:
         run.trainer.model.eval()
 
 
+class Misnamed:
+    def on_step(self, run):
+        pass
+
+    def on_epoch_begin(self, run):
+        raise AssertionError
+
+    def state_dict(self):
+        return {}
+
+
+class LeavesOut(Trainer):
+    def configure_optimizers(self):
+        return torch.optim.SGD([self.model[-1].bias], 0.1)
+
+
+class NoneValidates(Images):
+    def __init__(self, train, **options):
+        super().__init__(train, **options)
+        self.is_val = np.zeros(len(self), bool)
+
+
+class OwnPath(Images):
+    def path(self, name):
+        return f"images/{name}"
+
+
 class SplitsItself(Images):
     def __init__(self, train, val_fraction=0.2, **options):
         super().__init__(train, **options)
@@ -242,9 +269,16 @@ class SplitsItself(Images):
         (f"data._target_={__name__}.SplitsItself", "a parameter val_fraction"),
         (f"trainer._target_={__name__}.Overflowing train.precision=fp16", "skipped all of the last 11 steps"),
         (f"+callbacks.mine._target_={__name__}.LeavesEval", "left Sequential in evaluation mode"),
+        (f"+callbacks.mine._target_={__name__}.Misnamed", "nothing calls on_epoch_begin"),
+        (f"+callbacks.mine._target_={__name__}.Misnamed", "has only one of state_dict and load_state_dict"),
+        (f"trainer._target_={__name__}.LeavesOut", "no optimizer has model.2.weight (1 weights)"),
+        (f"{IMAGES} data._target_={__name__}.NoneValidates", "no sample of the training set validates"),
+        (f"{IMAGES} data._target_={__name__}.OwnPath data.val_fraction=0.25", "OwnPath.path is not used"),
+        (f"{IMAGES} data._target_={__name__}.OwnPath data.val_fraction=0.25", "OwnPath are known by their positions"),
     ],
 )
 def test_what_has_no_effect_or_another_one_than_meant_is_said_once(tmp_path, caplog, overrides, words):
+    caplog.set_level("INFO")
     train(tmp_path, overrides, "train.epochs=4")
     assert caplog.text.count(words) == 1
 

@@ -56,6 +56,18 @@ class OwnStep(Trainer):
         return self.task.loss(self.model(*inputs), labels)
 
 
+class OfTwo:
+    """A loss that takes two samples at a time."""
+
+    def __init__(self, reduction):
+        self.reduction = reduction
+
+    def __call__(self, outputs, labels):
+        if len(outputs) != 2:
+            raise ValueError("only two")
+        return functional.cross_entropy(outputs, labels)
+
+
 def contrastive(outputs, labels):
     """The mean loss of telling each sample from the others of its batch."""
     similar = outputs @ outputs.T
@@ -135,6 +147,28 @@ def test_a_sum_is_told_from_a_mean_whatever_is_added_to_it_and_whatever_else_is_
     batch = {"image": torch.randn(2, 3, 8, 8), "label": torch.tensor([0, 9]), "scale": 0.5, "step": torch.tensor(3)}
     with no_trace(trainer):
         assert is_sum(trainer, trainer.loss_of(batch), trainer.loss_of, batch) == (kind == "sum")
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_dry_run_restores_weights_that_a_network_changes_in_whichever_mode_it_is(trainer, mode):
+    trainer.model.train(mode)
+    before = [weight.clone() for weight in trainer.model.parameters()]
+    with no_trace(trainer):
+        for weight in trainer.model.parameters():
+            weight.add_(1)
+    assert all(map(torch.equal, before, trainer.model.parameters())) and trainer.model.training is mode
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("sum", True), ("mean", False), (None, None), (print, False)])
+def test_whether_a_loss_of_batches_of_one_size_is_a_sum_is_only_known_by_what_it_says(
+    trainer, caplog, reduction, expected
+):
+    caplog.set_level("INFO")
+    trainer.task = Task(None, loss=OfTwo(reduction))
+    batch = {"image": torch.randn(2, 3, 8, 8), "label": torch.tensor([0, 9])}
+    with no_trace(trainer):
+        assert is_sum(trainer, trainer.loss_of(batch), trainer.loss_of, batch) is expected
+    assert "only two" in caplog.text
 
 
 def without_gradient(outputs, labels):

@@ -103,13 +103,17 @@ def test_auto_reads_streams_and_leaves_out_what_training_leaves_out(tmp_path):
     assert normalization(tmp_path / "skip")[0] == pytest.approx(pixels.mean((0, 1, 2)))
 
 
-def test_a_resume_keeps_the_mean_and_std_of_its_checkpoint_unless_they_are_set(tmp_path, monkeypatch):
+def test_a_resume_keeps_the_mean_and_std_of_its_checkpoint_unless_they_are_set(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
     measured = normalization_of(tmp_path, "data.mean=auto", "data.std=auto")
     monkeypatch.setattr("training.datasets.mean_and_std", None)  # it would fail
     other = [DATA, "+data.brightness=1", "data.mean=auto", "data.std=auto"]
     train(tmp_path, *other, "train.epochs=2")
+    assert "measures nothing anew" in caplog.text and f"{measured[0][0]}" in caplog.text
+    caplog.clear()
     assert normalization(tmp_path) == measured
     train(tmp_path, *other[:2], "train.epochs=3")  # null
+    assert "measures nothing anew" not in caplog.text
     assert normalization(tmp_path) == measured
     train(tmp_path, *other[:2], "data.mean=[0,0,0]", "train.epochs=4")
     assert normalization(tmp_path) == ((0, 0, 0), measured[1])

@@ -83,6 +83,21 @@ class Ranged(nn.Linear):
         return self.scale * super().forward(images.flatten(1).clamp(max=self.high.clamp(min=1)))
 
 
+class Counted(Annealed):
+    """A score that counts its calls, too."""
+
+    def __call__(self, outputs, labels):
+        self.calls += 1
+        return torch.full((len(outputs),), float(self.calls))
+
+
+class FreezesAgain:
+    """After each epoch but the last: before train.unfreeze_after, which undoes it, and after it."""
+
+    def on_epoch_end(self, run):
+        run.trainer.model.features[0].requires_grad_(False)
+
+
 class Scales:
     def on_epoch_end(self, run):
         run.trainer.model.scale = run.trainer.model.scale / 2
@@ -94,6 +109,8 @@ CONFIGS = {
     "batch norm": "model=small_cnn model.width=2 data.length=128",
     "layers that are unfrozen": "model=small_cnn model.width=2 data.length=128 train.epochs=3 train.freeze=backbone "
     "train.unfreeze_after=1 optim.layer_decay=0.5",
+    "layers that a callback freezes again": "model=small_cnn model.width=2 data.length=128 train.epochs=3 "
+    f"train.freeze=backbone train.unfreeze_after=1 +callbacks.freezes._target_={__name__}.FreezesAgain",
     "ema, accumulate, clip": f"{TWO_PARTS} callbacks.ema.decay=0.9 train.accumulate=3 train.clip_norm=1 "
     "schedule=one_cycle",
     "bf16": "train.precision=bf16 optim=adamw schedule=step schedule.step_size=1",
@@ -106,6 +123,7 @@ CONFIGS = {
     "states of parts": f"task.loss={{_target_: {__name__}.Centred}} optim._target_={EXTENSIONS}.Signs "
     f"+callbacks.spy._target_={EXTENSIONS}.Spy +callbacks.averages._target_={EXTENSIONS}.Averages",
     "what no state_dict has": f"model._target_={__name__}.Ranged task.loss={{_target_: {__name__}.Annealed}} "
+    f"task.scores={{own_loss: {{_target_: {__name__}.Counted}}}} "
     f"callbacks.ema.decay=0.9 +callbacks.scales._target_={__name__}.Scales train.epochs=3",
     "mixture": MIXTURE,
     "batch sampler": f"batch_sampler._target_={EXTENSIONS}.Pairs train.last_batch=keep data.length=32",
@@ -277,6 +295,7 @@ LOOKS = CHANGES[-1]
         ("batch norm", "3 SIGTERM, 5 SIGINT", "workers 2, torch 0, threads 2"),
         ("layers that are unfrozen", "3 SIGTERM, 4 SIGTERM, 9 error", "torch 0, workers 0, torch 0, workers 1"),
         ("layers that are unfrozen", "4 evaluation, 6 SIGINT, 8 SIGTERM", ", , , "),
+        ("layers that a callback freezes again", "3 SIGTERM, 4 evaluation, 6 SIGTERM, 10 SIGTERM", ", , , , "),
         ("ema, accumulate, clip", "5 SIGTERM, 13 error", "torch 0, prefetch 1, workers 0"),
         ("bf16", "8 evaluation", "torch 1, workers 0"),
         ("fp16, clip", "7 SIGINT, 16 SIGTERM", "torch 0, torch 0, workers 0"),
