@@ -48,10 +48,8 @@ class Preprocessing:
         Raises ConfigError for a mean or std that cannot be used.
         """
         if fields and self._is_saved and "auto" in self._stated.values():
-            log.info(
-                "data.mean, data.std: auto measures nothing anew, as the checkpoint has %s",
-                {key: self.values.get(key) for key in self._stated},
-            )
+            sentence = "data.mean, data.std: auto measures nothing anew, as the checkpoint has %s and %s"
+            log.info(sentence, self.values["mean"], self.values["std"])
         elif fields and "auto" in self._stated.values():
             self.values |= measure(fields[0]) | self._typed
         for key, value in self._stated.items():
