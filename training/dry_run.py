@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from data import read_flag, value_of
+from data import attribute_of, read_flag
 from loaders import Random, move
 from training.config import ConfigError
 from training.datasets import Datasets
@@ -180,7 +180,7 @@ def direction_of(trainer: Trainer) -> bool:
     """Whether a higher task.metric is better: as the task says, the metric itself, or the metric's name."""
     task = trainer.task
     metric = None if task.metric in task.extra_scores else trainer.metrics.metric_of(task.metric)
-    says = (value_of(each, "higher_is_better") for each in (task, metric))
+    says = (attribute_of(each, "higher_is_better") for each in (task, metric))
     for answer in (*says, DIRECTIONS.get(task.metric.lower())):
         direction = read_flag(answer, None)
         if direction is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from data import read_flag, value_of
+from data import attribute_of, read_flag
 from training.build import any_target, named_sections, target_of
 from training.config import ConfigError
 from training.processes import world_size
@@ -61,7 +61,11 @@ def direction_of(task: DictConfig) -> str:
         metrics = named_sections("task.metrics", section.get("metrics"))
         metric = section.get("metric") or target.metric
         measured = target_of(f"task.metrics.{metric}", metrics[metric]).func if metric in metrics else target
-    choices = section.get("higher_is_better"), value_of(measured, "higher_is_better"), DIRECTIONS.get(metric.lower())
+    choices = (
+        section.get("higher_is_better"),
+        attribute_of(measured, "higher_is_better"),
+        DIRECTIONS.get(metric.lower()),
+    )
     for is_higher in (read_flag(choice, None) for choice in choices):
         if is_higher is not None:
             return "maximize" if is_higher else "minimize"

@@ -1,5 +1,6 @@
 """What a dataset may offer counts only with the documented type and length; else a warning names it."""
 
+from types import SimpleNamespace
 from zlib import crc32
 
 import numpy as np
@@ -18,7 +19,9 @@ from tests.data.reading import refused
 from tests.training.extensions import Images
 from training import checks
 from training.checks import check_labels, checksum_of_labels
-from training.tasks import Classification, classes_of
+from training.dry_run import direction_of
+from training.optimizer import set_optimizer_mode
+from training.tasks import Classification, Task, check_weights, classes_of
 
 COUNT = Foreign.count
 FITTING = {
@@ -229,3 +232,57 @@ def test_the_checksum_of_labels_that_are_sets_does_not_depend_on_the_order_of_th
     second -= {str(number) for number in range(50)}
     labels = [[{8, 0}, {"x"}, first] * 2, [{0, 8}, {"x"}, second] * 2]
     assert len({checksum_of_labels(Foreign(labels=sets)) for sets in labels}) == 1
+
+
+class Names:
+    """An object of someone else, which uses a name for something of its own: in an attribute, or a property."""
+
+    def __init__(self, name, value):
+        vars(self)[name] = value
+
+    def __call__(self, *arguments):
+        return torch.zeros(len(arguments[0]))
+
+
+def failing(name, kind):
+    def fail(owner):
+        raise kind("not yet")
+
+    return type("Failing", (Names,), {name: property(fail)})("other", None)
+
+
+OTHERS = [None, "text", "", 0.5, [1, 2], {}, object(), lambda: 0, lambda one, two: 0, torch.ones(3), np.ones(2)]
+
+
+def of_someone_else(name):
+    """Objects that have the name for something else."""
+    return [*(Names(name, value) for value in OTHERS), failing(name, ValueError), failing(name, NotImplementedError)]
+
+
+def test_a_setting_of_a_loss_counts_only_if_it_is_one_as_torch_has_it():
+    labels = torch.tensor([0, 3, 1])
+    for name in ("ignore_index", "reduction", "weight", "pos_weight"):
+        for loss in of_someone_else(name):
+            task = Task(None, loss=loss)
+            check_weights(task)
+            assert task.ignored is None and task.scored_mask(labels) is None and task.loss_denominator(labels) is None
+    assert Task(None, loss=Names("ignore_index", np.int64(3))).scored_mask(labels).tolist() == [True, False, True]
+
+
+def test_a_direction_of_a_metric_counts_only_if_it_is_a_bool():
+    def direction(metric, task):
+        task = SimpleNamespace(metric="m", extra_scores={}, higher_is_better=task)
+        return direction_of(SimpleNamespace(task=task, metrics=SimpleNamespace(metric_of=lambda name: metric)))
+
+    for metric in of_someone_else("higher_is_better"):
+        with refused("task.metric=m: say which is the best"):
+            direction(metric, None)
+        assert direction(metric, False) is False
+    assert direction(Names("higher_is_better", np.False_), None) is False
+
+
+def test_an_optimizer_that_uses_the_names_of_its_modes_for_something_else_is_left_alone():
+    for value in (None, True, "text", 0.5, object()):
+        optimizer = Names("train", value)
+        optimizer.eval = value
+        set_optimizer_mode("train", [optimizer, *of_someone_else("eval")])
