@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils.data import IterableDataset, default_collate
 from data import optional
 from data.errors import DataError, explained
 from data.subset import Subset
-from loaders import Random, WorkerLoader, offers, tensors
+from loaders import Random, WorkerLoader, move, offers, tensors
 from training.config import Config
 from training.processes import Processes
 from training.tasks import Task, wrong_label
@@ -29,7 +30,7 @@ def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> 
     A test of a dataset: check_dataset(Plankton(train=False), Classification(Plankton)). Raises DataError.
     Its `read_batch`, if it has one, must write what `__getitem__` returns, so give it one without random augmentation.
     """
-    batch = check_batch(read_first(dataset, collate), dataset, task)
+    batch = check_batch(*read_first(dataset, collate), dataset, task)
     if collate is None and offers(dataset, "read_batch"):
         indices = np.arange(min(2, len(dataset)))
         spec = dataset.sample_spec()
@@ -50,11 +51,12 @@ def first_batches(datasets: list[Any], task: Task, collate: Callable | None, con
     settings: dict[str, Any] = {"num_workers": workers, "timeout": config.loader.timeout}
     settings["multiprocessing_context"] = config.loader.start_method
     with WorkerLoader(datasets, None, seed=config.seed, collate_fn=read, **settings) as loader:
-        return [check_batch(batch, dataset, task) for batch, dataset in zip(loader, datasets, strict=True)]
+        batches: Any = zip(loader, datasets, strict=True)
+        return [check_batch(batch, doubled, dataset, task) for (batch, doubled), dataset in batches]
 
 
-def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> Any:
-    """A batch of the first two samples, or of the only one."""
+def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> tuple[Any, Any]:
+    """A batch of the first two samples, or of the only one, and the lengths of the tensors of one of them twice."""
     name = type(dataset).__name__
     if not (is_stream(dataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
         raise DataError(f"{name} needs __len__ and __getitem__, or has to be an IterableDataset")
@@ -65,13 +67,22 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> A
     if not samples:
         raise DataError(f"{name} has no samples: check the files that it reads")
     if collate is not None:
-        return collate(samples)
+        copies: list[Any] = []
+        with suppress(Exception):  # of samples that cannot be copied
+            copies = [*deepcopy(samples), *deepcopy(samples)]  # collate may change them
+        batch = collate(samples)
+        return batch, lengths_of(collate(copies) if copies else batch)
     remedy = (
         "return tensors, arrays or numbers from __getitem__, end data.transform with a crop or a resize to one size, "
         "or set data.collate"
     )
     with explained(f"{name}: two samples cannot make a batch", remedy, (TypeError, ValueError, RuntimeError)):
-        return default_collate(samples)
+        return default_collate(samples), lengths_of(default_collate([*samples, *samples]))
+
+
+def lengths_of(batch: Any) -> Any:
+    """The batch with tensors that are as long, but have no other dimensions."""
+    return move(batch, lambda tensor: torch.empty(tensor.shape[:1]))
 
 
 def readable(dataset: Any, skips: bool) -> Iterator[Any]:
@@ -81,8 +92,11 @@ def readable(dataset: Any, skips: bool) -> Iterator[Any]:
             yield dataset[index]
 
 
-def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
-    """Names the fields of a batch of one or two samples. Raises DataError if one is missing, or a label is wrong."""
+def check_batch(batch: Any, doubled: Any, dataset: Any, task: Task) -> dict[str, Any]:
+    """Names the fields of a batch of one or two samples. Raises DataError if one is missing, or a label is wrong.
+
+    doubled: a batch of these samples twice: see Task.learn_layout.
+    """
     batch = task.to_dict(batch)
     name = type(dataset).__name__
     fits = optional(dataset, "fits_task")
@@ -93,7 +107,7 @@ def check_batch(batch: Any, dataset: Any, task: Task) -> dict[str, Any]:
     for field in task.fields:
         if field not in batch:
             raise DataError(f"{name} has no {field!r}, only {', '.join(batch)}: change task.inputs or task.label")
-    task.learn_layout(batch)
+    task.learn_layout(batch, task.to_dict(doubled))
     below = task.label_below
     if below:
         labels = batch[task.label] if task.label else None

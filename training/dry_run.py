@@ -71,6 +71,12 @@ def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None
     count = trainer.task.batch_length(batch)
     with naming_batch(f"{names_of(trainer)} cannot use the first training samples", batch):
         loss = trainer.loss_of(batch)
+    if not math.isfinite(loss):
+        log.warning(
+            "the loss of the first samples is %s before training: check the initial weights of %s, the loss and these "
+            "samples, unless the loss ignores their labels",
+            *(loss.item(), type(trainer.model).__name__),
+        )
     trainer.training_loss_is_sum = is_sum(trainer, loss, trainer.loss_of, batch)
     trainer.begin_training()
     if count > 1:  # batch norm may need two
@@ -78,7 +84,7 @@ def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None
             trainer.loss_of(batch)
     if smallest <= 1:
         try:
-            single = rows_of(batch, slice(1), count)
+            single = rows_of(batch, slice(1), count, trainer.task.stacked)
         except Exception as error:
             log.info("a step of one sample is not tried, as the first batch cannot be divided: %s", error)
         else:
@@ -122,15 +128,16 @@ def is_sum(trainer: Trainer, loss: Any, step: Callable[[dict[str, Any]], Any], b
     """
     if getattr(loss, "ndim", 0):  # evaluation_step may return a number per sample
         return False
-    count = trainer.task.batch_length(batch)
+    task = trainer.task
+    count = task.batch_length(batch)
     try:
         single = float(loss)
-        double, fourfold = (float(step(repeated(batch, times, count))) for times in (2, 4))
+        double, fourfold = (float(step(repeated(batch, times, count, task.stacked))) for times in (2, 4))
     except Exception as error:  # a network may fix the size of its batches
         log.info("whether the loss adds up samples is not tried, as the first ones cannot be repeated: %s", error)
         single = double = fourfold = 0.0
     if fourfold == 0:  # such as the sum over ignored labels
-        reduction = setting_of(trainer.task.own_loss, "reduction")
+        reduction = setting_of(task.own_loss, "reduction")
         return None if reduction is None else reduction == "sum"
     growth = fourfold - double
     return abs(growth) > 0.01 * abs(fourfold) and math.isclose(growth, 2 * (double - single), rel_tol=0.15)

@@ -120,7 +120,10 @@ class Segmentation(Task):
 
 
 class MeanIoU:
-    """Intersection over union: the mean over all classes that occur. torchmetrics.JaccardIndex has more options."""
+    """Intersection over union: the mean over all classes that occur. torchmetrics.JaccardIndex has more options.
+
+    Labels that are no class, such as those that the loss ignores, do not count.
+    """
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
@@ -130,8 +133,9 @@ class MeanIoU:
         self.counts = torch.zeros(self.num_classes, self.num_classes)
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
-        pairs = (labels * self.num_classes + outputs.argmax(1)).flatten().cpu()
-        self.counts += torch.bincount(pairs, minlength=self.num_classes**2).view_as(self.counts)
+        pairs = labels * self.num_classes + outputs.argmax(1)
+        is_class = (labels >= 0) & (labels < self.num_classes)
+        self.counts += torch.bincount(pairs[is_class].cpu(), minlength=self.num_classes**2).view_as(self.counts)
 
     def compute(self) -> float:
         right = self.counts.diagonal()

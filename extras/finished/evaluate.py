@@ -112,9 +112,10 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Cla
         scores = step(batch)
         if isinstance(evaluation, Evaluation):
             labels = task.cast_labels(batch[task.label])
+            mask = task.scored_mask(labels)
             if labels.is_floating_point():  # shares of the classes
                 labels = labels.argmax(1)
-            evaluation.add(batch, labels, task.predictions(outputs[-1]), task.scored_mask(batch[task.label]))
+            evaluation.add(batch, labels, task.predictions(outputs[-1]), mask)
         elif evaluation is not None:
             logits, labels = task.align_shapes(outputs[-1], batch[task.label])
             evaluation.count(labels > 0, logits > 0)

@@ -29,7 +29,7 @@ class PartsOfBatches:
     """After the first step compares the gradient of eight of its samples with what those of each alone add up to.
 
     It compares gradients, because the losses of samples are nearly equal before training. It runs no training_step of
-    a subclass, which may change weights.
+    a subclass, which may change weights or draw numbers, but says what it has to return.
     """
 
     def __init__(self) -> None:
@@ -42,12 +42,19 @@ class PartsOfBatches:
             return
         self._has_compared = True
         kind = type(trainer)
-        is_own = kind.training_step is not Trainer.training_step or kind.train_step is not Trainer.train_step
-        if is_own or not divides_batches(trainer):
+        if kind.train_step is not Trainer.train_step or not divides_batches(trainer):
+            return
+        if kind.training_step is not Trainer.training_step:
+            log.warning(
+                "%s.training_step gets parts of a batch (train.accumulate, several processes), and it is not checked "
+                "that its loss is a mean over samples, or over what loss_denominator of the task counts: one that "
+                "divides by weights, or compares samples, is not that of the whole batch (docs/cluster.md)",
+                kind.__name__,
+            )
             return
         difference = 0.0
         with leaving_sums(trainer), only_warns("callbacks.parts"):  # an error must not reach leaving_sums
-            difference = relative_difference(trainer, rows_of(run.batch, slice(SAMPLES), count))
+            difference = relative_difference(trainer, rows_of(run.batch, slice(SAMPLES), count, trainer.task.stacked))
         found = "the loss of one sample alone raises an error"
         if difference < math.inf:
             found = f"the gradient of the loss of {min(SAMPLES, count)} samples differs by {difference:.0%} from what "
@@ -79,7 +86,7 @@ def relative_difference(trainer: Trainer, batch: dict[str, Any]) -> float:
     """
     task = trainer.task
     count = task.batch_length(batch)
-    parts = parts_of(batch, count, count)
+    parts = parts_of(batch, count, count, task.stacked)
     whole = gradient(trainer, batch)
     weights: list[Any] = [task.loss_denominator(part.get(task.label)) for part in parts]
     if weights[0] is None:

@@ -15,6 +15,7 @@ from examples.detection import detection
 from examples.finetuning.images import Balanced
 from examples.finetuning.images import write as write_images
 from examples.mixture.noisy import write as write_mixture
+from examples.segmentation import segmentation
 from examples.table.table import write as write_table
 from examples.text.lines import write as write_lines
 from examples.video.video import write as write_videos
@@ -69,6 +70,18 @@ def fork(tmp_path):
         )
 
     return train
+
+
+def test_the_mean_iou_leaves_out_pixels_that_are_no_class():
+    outputs = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(32).reshape(2, 4, 4) % 3
+    labels[:, 2:] = 255
+    scores = []
+    for rows in (slice(None), slice(2)):
+        metric = segmentation.MeanIoU(num_classes=3)
+        metric.update(outputs[:, :, rows], labels[:, rows])
+        scores.append(metric.compute())
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.parametrize("some", [True, False])

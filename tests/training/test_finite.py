@@ -81,9 +81,25 @@ def test_a_run_that_goes_on_with_nan_saves_no_such_weights_and_none_of_them_is_t
     kept = saved(tmp_path)
     assert max(kept) == poisoned_step - 1
     assert all(kept.values())
-    assert steps(tmp_path)[-1]["step"] == 16 and "no checkpoint is saved" in caplog.text
+    assert steps(tmp_path)[-1]["step"] == 16
+    unsaved = [text for text in caplog.messages if "no checkpoint is saved: NaN in" in text]
+    assert unsaved and not any("is not finite" in text for text in unsaved)
     assert not (tmp_path / "checkpoints" / "best.pt").exists()
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text(), "it is null there"
+
+
+def normed_to_nan(num_classes, in_channels, **_):
+    """A network whose last layer divides its weights by their norm, which is 0 at first."""
+    network = normed(num_classes, in_channels)
+    torch.nn.init.zeros_(network[-1].weight)
+    torch.nn.utils.parametrizations.weight_norm(network[-1])
+    return network
+
+
+def test_a_loss_that_is_not_finite_before_training_is_warned_of(tmp_path, caplog):
+    for network, said in ((f"{__name__}.normed", 0), (f"{__name__}.normed_to_nan", 1)):
+        train(tmp_path / str(said), f"model._target_={network} train.max_steps=1 train.stop_at_nan=false")
+        assert sum("is nan before training" in text for text in caplog.messages) == said
 
 
 def test_fp16_leaves_out_a_step_with_nan_and_masks_may_be_infinite(tmp_path):

@@ -1,9 +1,12 @@
 """Labels that the loss ignores (ignore_index) count nowhere: in no score, no mean, no class weight, no table."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import BCELoss, CrossEntropyLoss, MultiMarginLoss, functional
 
 from tests.configs import IMAGES, metrics, steps, train
@@ -41,6 +44,24 @@ def test_a_score_is_the_mean_of_the_samples_whose_label_counts(shape):
         ours.add(4, {**task.all_scores(LOGITS, labels), "loss": torch.tensor(3.0)}, task.scored_mask(labels))
     ours.add(4, {"accuracy": torch.tensor([True] * 4), "loss": torch.tensor(0.0)}, task.scored_mask(labels * 0 + 9))
     assert ours.state_dict() == {"accuracy": (4.0, 6), "loss": (24.0, 12)}
+
+
+@given(labels=st.lists(st.lists(st.sampled_from([0, 1, 2, 9]), min_size=3, max_size=3), min_size=2, max_size=6))
+def test_a_score_of_pixels_is_the_mean_over_the_samples_of_those_whose_label_counts(labels):
+    task = Classification(THREE, loss=CrossEntropyLoss(ignore_index=9))
+    counted = [[label == 1 for label in sample if label != 9] for sample in labels]
+    counted = [sample for sample in counted if sample]
+    masks = torch.tensor(labels)[:, None]  # (B, 1, 3)
+    ours = means()
+    for part in (masks[:1], masks[1:]):
+        scores = {"pixels": part == 1, "same": (part == 1).float(), "each": torch.ones(len(part)), "nan": part / 1.0}
+        scores["nan"][part == 9] = math.nan
+        ours.add(len(part), scores | {"loss": torch.tensor(2.0)}, task.scored_mask(part))
+    sums = ours.state_dict()
+    expected = sum(sum(sample) / len(sample) for sample in counted)
+    assert sums["pixels"] == sums["same"] == (pytest.approx(expected), len(counted))
+    assert sums["each"] == (len(counted), len(counted)) and sums["loss"] == (2 * len(labels), len(labels))
+    assert math.isfinite(sums["nan"][0])
 
 
 def test_shares_of_classes_and_other_losses_count_every_sample():

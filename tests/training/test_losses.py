@@ -14,10 +14,10 @@ from tests.configs import FAST, checkpoint, composed, train
 from tests.data.reading import refused
 from training.assemble import assemble
 from training.build import function_of
-from training.checks import check_batch
+from training.checks import check_dataset
 from training.config import checked
 from training.dry_run import is_sum, no_trace
-from training.parts import parts_of
+from training.parts import parts_of, repeated
 from training.tasks import Task
 from training.trainer import Trainer
 
@@ -102,7 +102,7 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole_whatever_the_loss(train
     batch = {"image": images, "label": torch.tensor(labels)}
     trainer.task = Task(None, loss=loss)
     trainer.train_config = replace(trainer.train_config, accumulate=parts)
-    first = parts_of(batch, len(labels), len(labels) // 2)[0]
+    first = parts_of(batch, len(labels), len(labels) // 2, trainer.task.stacked)[0]
     with no_trace(trainer):
         found = is_sum(trainer, trainer.loss_of(first), trainer.loss_of, first)
     trainer.training_loss_is_sum = found
@@ -242,34 +242,59 @@ def test_a_score_that_is_not_one_of_each_sample_is_refused(shape):
             scored.all_scores(torch.zeros(3, CLASSES), torch.zeros(3))
 
 
-# Batches of two samples, whose length their lists do not tell: lists of fields, or of samples.
-A, B = torch.zeros(2, 5), torch.ones(2, 5)
-LAYOUTS = {
-    "a pair": {"image": [A, B]},
-    "three fields": {"image": (A, B, A)},
-    "pairs as inputs and labels": {"image": [A, B], "label": [A, B]},
-    "a dict of fields": {"image": {"ids": A, "mask": B, "more": A}},
-    "images of many sizes": {"image": [torch.zeros(3, 4, 5), torch.zeros(3, 6, 7)]},
-    "boxes": {"image": [torch.zeros(3, 4, 4)] * 2, "label": [{"boxes": torch.zeros(2, 4)}] * 2},
-    "texts": {"image": ["one", "another"]},
-    "a stack beside a pair": {"image": [A, B, A], "label": torch.zeros(2)},
+def stacks(samples):
+    return [torch.stack([field] * len(samples)) for field in (torch.ones(5), torch.zeros(3, 2))]
+
+
+# What data.collate may make of samples: a list that has samples, or fields.
+COLLATED = {
+    "images of many sizes": lambda samples: {"image": [sample["image"] for sample in samples]},
+    "boxes": lambda samples: {"label": [{"boxes": sample["image"]} for sample in samples]},
+    "boxes beside a stack": lambda samples: {
+        "image": torch.ones(len(samples), 2),
+        "label": [{"boxes": sample["image"]} for sample in samples],
+    },
+    "boxes beside a pair": lambda samples: {
+        "image": stacks(samples),
+        "label": [{"boxes": sample["image"]} for sample in samples],
+    },
+    "a pair": lambda samples: {"image": stacks(samples)},
+    "three fields": lambda samples: {"image": (*stacks(samples), torch.zeros(len(samples)))},
+    "pairs as inputs and labels": lambda samples: {"image": stacks(samples), "label": stacks(samples)},
+    "a dict of fields": lambda samples: {"image": dict(zip("ab", stacks(samples), strict=True))},
+    "a stack beside a pair": lambda samples: {"image": stacks(samples), "label": torch.zeros(len(samples))},
+    "samples that it changes": lambda samples: {"image": [sample.pop("image") for sample in samples]},
 }
 
 
-@pytest.mark.parametrize("batch", LAYOUTS.values(), ids=LAYOUTS)
-def test_the_length_of_a_batch_is_known_whatever_its_lists_hold(batch):
-    task = Task(None, label="label" if "label" in batch else None)
-    check_batch(batch, None, task)
-    assert task.batch_length(batch) == 2
-    larger = {name: longer(value) for name, value in batch.items()}
-    assert task.batch_length(larger) == 6
+@pytest.mark.parametrize("collate", COLLATED.values(), ids=COLLATED)
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(st.integers(0, 4), min_size=1, max_size=6), size=st.integers(1, 6), number=st.integers(1, 6))
+def test_a_batch_has_the_length_and_the_parts_of_its_samples_whatever_its_lists_hold(collate, rows, size, number):
+    """rows: those of each sample's tensor."""
+
+    def samples(part):
+        return [{"image": torch.full((count, 2), float(count))} for count in rows[part]]
+
+    def named(samples):
+        return {"name": [str(len(sample["image"])) for sample in samples], **collate(samples)}
+
+    fields = collate(samples(slice(None)))
+    task = Task(None, [name for name in fields if name == "image"], "label" if "label" in fields else None)
+    check_dataset(samples(slice(None)), task, named)
+    batch = named(samples(slice(size)))
+    count = min(size, len(rows))
+    assert task.batch_length(batch) == count
+    parts = parts_of(batch, count, number, task.stacked)
+    ends = [count * part // len(parts) for part in range(len(parts) + 1)]
+    for part, start, end in zip(parts, ends[:-1], ends[1:], strict=True):
+        expected = named(samples(slice(start, end)))
+        assert part.pop("name") == expected.pop("name")
+        torch.testing.assert_close(part, expected, rtol=0, atol=0)
+    assert task.batch_length(repeated(batch, 3, count, task.stacked)) == 3 * count
 
 
-def longer(value):
-    """A batch three times as long: what a collate function makes of six samples."""
-    if isinstance(value, torch.Tensor):
-        return torch.cat([value] * 3)
-    if isinstance(value, dict):
-        return {name: longer(field) for name, field in value.items()}
-    are_fields = all(isinstance(item, torch.Tensor) and len(item) == 2 for item in value)
-    return [longer(item) for item in value] if are_fields else [*value] * 3
+def test_a_batch_of_texts_has_their_number():
+    task = Task(None, label=None)
+    check_dataset(["one", "another"], task, lambda samples: {"image": samples})
+    assert task.batch_length({"image": [*"abc"]}) == 3

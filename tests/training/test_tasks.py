@@ -55,7 +55,8 @@ def test_balanced_weights_are_those_of_labels_of_any_kind_that_training_takes():
         first = default_collate([kind.iloc[row] if hasattr(kind, "iloc") else kind[row] for row in (0, 5)])
         data = SimpleNamespace(classes=THREE.classes, labels=kind)
         task = Classification(data, class_weights="balanced")
-        check_batch({"image": first, "label": first}, data, task)
+        batch = {"image": first, "label": first}
+        check_batch(batch, batch, data, task)
         assert task.own_loss.weight.tolist() == pytest.approx([2 / 3, 1.0, 2.0])
     two = SimpleNamespace(classes=("a", "b"), labels=np.array([True, False, True, True]))
     assert Classification(two, class_weights="balanced").own_loss.weight.tolist() == pytest.approx([2, 2 / 3])
@@ -186,6 +187,18 @@ def test_shapes_that_would_be_broadcast_are_refused_for_each_task():
     assert Task(THREE).align_shapes(image, boxes) == (image, boxes), "others are left as they are"
 
 
+@pytest.mark.parametrize("kind", [Classification, Multilabel, Regression])
+@pytest.mark.parametrize("wrap", [lambda logits: {"logits": logits}, lambda logits: SimpleNamespace(logits=logits)])
+def test_outputs_that_are_no_tensor_are_named_where_the_loss_or_a_score_cannot_use_them(kind, wrap):
+    outputs = wrap(LOGITS)
+    task = kind(THREE)
+    reading = kind(THREE, loss=lambda outputs, labels: getattr(outputs, "logits", LOGITS).mean())
+    for function in (task.loss, task.all_scores, reading.all_scores):
+        with refused(f"returned a {type(outputs).__name__}.*logits.*docs/extending.md"):
+            function(outputs, LABELS)
+    assert reading.loss(outputs, LABELS) == LOGITS.mean()
+
+
 def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
     task = Task(THREE)
     assert task.batch_length({"edges": torch.zeros(2, 9), "image": LOGITS, "label": torch.zeros(4)}) == 4
@@ -197,17 +210,17 @@ def test_a_batch_is_cut_into_parts_by_its_samples_also_where_a_field_is_a_list()
     right = left * 10
     batch = {"image": [left, right], "names": [*"abcd"], "label": (left, right)}
     whole = {"scale": 0.5, "split": "abcd", "step": torch.tensor(3), "pair": [left, torch.tensor(3)], "none": None}
+    whole["list"] = ["about all"]
     assert Classification(THREE, inputs="left").batch_length({"left": left, "label": [left, right]}) == 4
-    part = rows_of(batch, slice(1, 3), 4)
+    part = rows_of(batch, slice(1, 3), 4, frozenset())
     for name in ("image", "label"):
         assert [field.tolist() for field in part[name]] == [[1, 2], [10, 20]]
     assert part["names"] == ["b", "c"]
-    assert rows_of(["about all"], slice(1, 3), 4) == ["about all"]
-    part = rows_of(whole, slice(1, 3), 4)
+    part = rows_of(whole, slice(1, 3), 4, frozenset())
     assert part.pop("pair")[0].tolist() == [1, 2], "a number, a text and a tensor () are of the whole batch"
-    assert part == {name: whole[name] for name in part} and len(part) == 4
+    assert part == {name: whole[name] for name in part} and len(part) == 5
     with refused(r"4 samples has a field \(9,\), .* set train.accumulate=1"):
-        rows_of({"words": torch.arange(9), "offsets": left}, slice(1, 3), 4)
+        rows_of({"words": torch.arange(9), "offsets": left}, slice(1, 3), 4, frozenset())
 
 
 @pytest.mark.parametrize(("earlier", "name"), RENAMED.items())

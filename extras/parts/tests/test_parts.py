@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from tests.configs import FAST, train, untimed
+from training.trainer import Trainer
 
 NAME = __name__.rpartition(".")[2]
 CLASSES = 10
@@ -28,6 +29,15 @@ def contrastive(outputs, labels):
 def pairs(outputs, labels):
     """Of each sample with the next one: a single sample has none."""
     return functional.mse_loss(outputs[:-1], outputs[1:], reduction="sum") / (len(outputs) - 1)
+
+
+class Weighted(Trainer):
+    """Its loss divides by weights."""
+
+    def training_step(self, batch):
+        losses = functional.cross_entropy(self.model(batch["image"]), batch["label"], reduction="none")
+        weights = 1.0 + batch["label"]
+        return (weights * losses).sum() / weights.sum()
 
 
 def own(name):
@@ -55,6 +65,15 @@ def test_a_loss_whose_parts_do_not_add_up_is_warned_of_once_and_only_if_batches_
             f"task.loss={own(loss.__name__)} train.accumulate={parts} callbacks/standard=[parts]",
         )
         assert caplog.text.count("loss_denominator") == parts - 1
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_training_step_of_ones_own_is_said_not_to_be_checked_once_and_only_if_batches_are_divided(
+    tmp_path, caplog, parts
+):
+    own_step = f"trainer._target_={NAME}.Weighted train.accumulate={parts} callbacks/standard=[parts]"
+    train(tmp_path, *FAST, own_step)
+    assert sum("Weighted.training_step" in text for text in caplog.messages if "parts" in text) == parts - 1
 
 
 @pytest.mark.parametrize(
