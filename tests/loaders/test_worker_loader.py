@@ -51,11 +51,11 @@ class Slotted:
 
 
 class Levelled(Numbers):
-    """Each sample is the process that read it, and what `level(self)` returns."""
+    """Each sample is the process that read it, and the level of its part."""
 
     kind = 1
 
-    def __init__(self, parts, level):
+    def __init__(self, part, level):
         super().__init__(4)
         self.odd = [
             torch.zeros(2).to_sparse(),
@@ -63,33 +63,29 @@ class Levelled(Numbers):
             torch.ones(2).conj(),
             np.nan,
         ]
-        self.parts = parts
+        self.parts = [part]
         self.level = level
 
     def __getitem__(self, index):
-        return os.getpid(), float(self.level(self))
+        return os.getpid(), float(self.kind * self.level(self.parts[0]))
 
 
-def first(dataset):
-    return dataset.parts[0]
-
-
-LEVELS = {  # an attribute, the level in it, and what changes that to 2
-    "number": (lambda: [Part(1)], lambda d: first(d).level, lambda d: setattr(first(d), "level", 2)),
-    "text": (lambda: ["1"], first, lambda d: d.parts.__setitem__(0, "2")),
-    "private": (lambda: [Part(1)], lambda d: getattr(first(d), "_level", 1), lambda d: setattr(first(d), "_level", 2)),
-    "numpy's number": (lambda: [np.float32(1)], first, lambda d: d.parts.__setitem__(0, np.float32(2))),
-    "item of an array": (lambda: [np.ones(60_000)], lambda d: first(d)[77], lambda d: first(d).__setitem__(77, 2)),
-    "item of a tensor": (lambda: [torch.ones(3, 2)], lambda d: first(d)[0, 1], lambda d: first(d).fill_(2)),
-    "bfloat16": (lambda: [torch.ones(3).bfloat16()], lambda d: first(d)[0], lambda d: first(d).fill_(2)),
-    "enum": (lambda: [Colour.RED], lambda d: first(d).value, lambda d: d.parts.__setitem__(0, Colour.BLUE)),
-    "tuple": (lambda: (Part((0, 1)),), lambda d: first(d).level[1], lambda d: setattr(first(d), "level", (0, 2))),
-    "slot": (lambda: [Slotted(1)], lambda d: first(d).level, lambda d: setattr(first(d), "level", 2)),
-    "object": (lambda: [Part(1)], lambda d: first(d).level, lambda d: d.parts.__setitem__(0, Part(2))),
-    "function": (lambda: [lambda: 1], lambda d: first(d)(), lambda d: d.parts.__setitem__(0, lambda: 2)),
-    "deque": (lambda: deque([{"a": 1}]), lambda d: first(d)["a"], lambda d: first(d).update(a=2)),
-    "long list": (lambda: [1] * 1000, lambda d: d.parts[-1], lambda d: d.parts.__setitem__(-1, 2)),
-    "class": (lambda: [], lambda d: d.kind, lambda d: setattr(type(d), "kind", 2)),
+LEVELS = {  # a part of a dataset, its level, and what changes that to 2, or returns what takes its place
+    "number": (lambda: Part(1), lambda part: part.level, lambda part: setattr(part, "level", 2)),
+    "text": (lambda: "1", float, lambda part: "2"),
+    "private": (lambda: Part(1), lambda part: getattr(part, "_level", 1), lambda part: setattr(part, "_level", 2)),
+    "numpy's number": (lambda: np.float32(1), float, lambda part: np.float32(2)),
+    "item of an array": (lambda: np.ones(60_000), lambda part: part[77], lambda part: part.__setitem__(77, 2)),
+    "item of a tensor": (lambda: torch.ones(3, 2), lambda part: part[0, 1], lambda part: part.fill_(2)),
+    "bfloat16": (lambda: torch.ones(3).bfloat16(), lambda part: part[0], lambda part: part.fill_(2)),
+    "enum": (lambda: Colour.RED, lambda part: part.value, lambda part: Colour.BLUE),
+    "tuple": (lambda: (Part((0, 1)),), lambda part: part[0].level[1], lambda part: setattr(part[0], "level", (0, 2))),
+    "slot": (lambda: Slotted(1), lambda part: part.level, lambda part: setattr(part, "level", 2)),
+    "object": (lambda: Part(1), lambda part: part.level, lambda part: Part(2)),
+    "function": (lambda: lambda: 1, lambda part: part(), lambda part: lambda: 2),
+    "deque": (lambda: deque([{"a": 1}]), lambda part: part[0]["a"], lambda part: part[0].update(a=2)),
+    "long list": (lambda: [1] * 1000, lambda part: part[-1], lambda part: part.__setitem__(-1, 2)),
+    "class": (lambda: 1, float, lambda part: setattr(Levelled, "kind", 2)),
 }
 
 
@@ -102,7 +98,9 @@ def test_workers_get_what_has_changed_between_two_epochs_and_restart_only_for_it
         (before,) = loader
         vars(dataset)  # Python may make this dict only now, which changes nothing
         (unchanged,) = loader
-        change(dataset)
+        replacement = change(dataset.parts[0])
+        if replacement is not None:
+            dataset.parts[0] = replacement
         (changed,) = loader
     assert [levels.tolist() for _, levels in (before, unchanged, changed)] == [[1] * 4, [1] * 4, [2] * 4]
     assert before[0].tolist() == unchanged[0].tolist()

@@ -1,9 +1,18 @@
 """train.py on machines that lack something: a run ends well there, or one sentence says what is wrong."""
 
+import errno
+import logging
+import os
+import tempfile
+from contextlib import suppress
+
 import pytest
 
 from tests.configs import checkpoint, summary_of
+from tests.data.reading import refused
 from tests.training.test_command_line import program
+from training.command_line import check_folder
+from training.launch import LogFile
 
 SKIPPED = 77
 NEW_MOUNTS = 0x20000
@@ -74,3 +83,24 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_done(python
     if done.returncode == SKIPPED:
         pytest.skip("the kernel does not let this user mount a file system")
     assert done.returncode == 1 and "ours cannot be written" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_log_that_cannot_be_written_is_said_once(capsys):
+    handler = LogFile("/dev/full")
+    log = logging.Logger("full")
+    log.addHandler(handler)
+    for _ in range(3):
+        log.info("a line")
+    with suppress(OSError):  # the lines are still in the file's buffer
+        handler.close()
+    said = capsys.readouterr().err
+    assert said == "/dev/full cannot be written (No space left on device): make room there\n"
+
+
+def test_a_folder_without_room_is_named_before_anything_is_done(tmp_path, monkeypatch):
+    def full(**_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with refused(r"No space left on device"):
+        check_folder(tmp_path / "run")

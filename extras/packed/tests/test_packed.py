@@ -8,7 +8,6 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from filelock import FileLock
@@ -48,12 +47,11 @@ def test_a_pack_of_files_gives_the_batches_of_the_folder(tmp_path):
 
 @pytest.mark.parametrize(("options", "of_all", "levels"), [([], torch.max, 1), (["--format", "jpeg"], torch.mean, 6)])
 def test_a_packs_images_are_the_files_resized_once_and_not_enlarged(tmp_path, options, of_all, levels):
-    generator = np.random.default_rng(0)
     images = write_images(tmp_path / "images", ("cat",), count=0)
     for number, size in enumerate([(60, 40), (30, 90), (20, 20), (41, 300)]):
-        noise = Image.fromarray(generator.integers(256, size=(8, 8, 3), dtype=np.uint8)).resize(size)
+        image = Image.fromarray(noise(8, 8, 3, seed=number)).resize(size)
         for split in ("train", "val"):
-            noise.save(images / split / "cat" / f"{number}.{'png' if number == 3 else 'jpg'}")
+            image.save(images / split / "cat" / f"{number}.{'png' if number == 3 else 'jpg'}")
     folder = ImageFolder(True, images)
     packed = Packed(True, pack(images, tmp_path / "pack", "--short-side", "32", *options))
     for index in range(4):
