@@ -3,13 +3,11 @@
 A run with any of them works, or ends with exit code 1 and one sentence that has the value, and without a traceback.
 """
 
-import io
 import os
 import pwd
 import re
 import shlex
 import shutil
-import tarfile
 
 import numpy as np
 import pytest
@@ -222,54 +220,37 @@ def test_no_home_folder(tmp_path, monkeypatch, settings):
     assert "~" in run(tmp_path, *of_data, f"{key}='{value}'")
 
 
-def spoiled(what):
-    """Spoils a folder of images, or puts something else into its place. Returns whether it can still be used."""
-
-    def root_is_a_file(images):
-        shutil.rmtree(images)
-        images.touch()
-
-    def train_is_a_file(images):
-        shutil.rmtree(images / "train")
-        (images / "train").touch()
-
-    def an_empty_image(images):
-        next((images / "train").rglob("*.jpg")).write_bytes(b"")
-
-    def a_text(images):
-        next((images / "train").rglob("*.jpg")).write_bytes(b"hello")
-
-    def half_an_image(images):
-        for path in images.rglob("*.jpg"):
-            path.write_bytes(path.read_bytes()[:50])
-
-    def a_folder_as_an_image(images):
-        (images / "train" / "cat" / "z.jpg").mkdir()
-
-    def a_link_to_nothing(images):
-        (images / "train" / "cat" / "9.jpg").symlink_to("nothing")
-
-    return locals()[what]
+def replace_by_a_file(folder):
+    shutil.rmtree(folder)
+    folder.touch()
 
 
-FILES = {
-    "root_is_a_file": 1,
-    "train_is_a_file": 1,
-    "an_empty_image": 1,
-    "a_text": 1,
-    "half_an_image": 1,
-    "a_folder_as_an_image": 0,
-    "a_link_to_nothing": 1,
+def cut_all(images):
+    for path in images.rglob("*.jpg"):
+        path.write_bytes(path.read_bytes()[:50])
+
+
+def spoil_one(images):
+    next((images / "train").rglob("*.jpg")).write_bytes(b"hello")
+
+
+SPOILS = {  # what is done to a folder of images, and how the run ends
+    "a file as the folder": (replace_by_a_file, 1),
+    "a file as train/": (lambda images: replace_by_a_file(images / "train"), 1),
+    "a text as an image": (spoil_one, 1),
+    "the beginnings of images": (cut_all, 1),
+    "a folder as an image": (lambda images: (images / "train" / "cat" / "z.jpg").mkdir(), 0),
+    "a link to nothing": (lambda images: (images / "train" / "cat" / "9.jpg").symlink_to("nothing"), 1),
 }
 
 
-@pytest.mark.parametrize("what", FILES)
-def test_a_folder_of_images(tmp_path, what):
+@pytest.mark.parametrize(("spoil", "ends_with"), SPOILS.values(), ids=SPOILS)
+def test_a_folder_of_images(tmp_path, spoil, ends_with):
     images = write_images(tmp_path / "images", count=4)
-    spoiled(what)(images)
+    spoil(images)
     all_steps = ["train.epochs=4", "train.max_steps=null"]
-    shown = run(tmp_path, *FOLDER, f"data.root={images}", *all_steps, ends_with=FILES[what])
-    assert str(images) in shown or not FILES[what]
+    shown = run(tmp_path, *FOLDER, f"data.root={images}", *all_steps, ends_with=ends_with)
+    assert str(images) in shown or not ends_with
 
 
 def table_of(labels):
@@ -375,50 +356,3 @@ def test_a_file_in_the_place_of_a_folder_of_the_run(tmp_path, name):
     path.parent.mkdir(exist_ok=True)
     path.touch()
     assert str(path.name) in run(tmp_path)
-
-
-# Extras
-
-WEBDATASET = ["data=webdataset", "data.image_size=8", "train.batch_size=4"]
-needs_webdataset = pytest.mark.skipif(
-    not (CONF.parent / "extras" / "webdataset").exists(), reason="extras/webdataset was deleted"
-)
-
-
-def write_tar(path, labels):
-    with tarfile.open(path, "w") as tar:
-        for number, label in enumerate(labels):
-            image = io.BytesIO()
-            Image.fromarray(np.full((9, 9, 3), 20 * number, np.uint8)).save(image, "PNG")
-            for name, content in ((f"{number}.png", image.getvalue()), (f"{number}.cls", label)):
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-
-
-@needs_webdataset
-@pytest.mark.parametrize(
-    ("labels", "settings", "said"),
-    [
-        ([b"yes", b"no"], "data.classes=[true,false]", "quotes"),  # as YAML reads [yes, no]
-        ([b"yes", b"no"], "data.classes=[true,false] data.streaming=true train.steps_per_epoch=2", "quotes"),
-        ([b"yes", b"no"], "data.classes=3", "data.classes=3"),
-        ([b"yes", b"no"], "data.classes=/nowhere.txt", "/nowhere.txt"),
-        ([b"\xff\xfe"], "", "has no label"),
-        ([b""], "", "has no label"),
-        ([b"1_1", b"1_2"], "", ""),
-        ([b"1.0", b"2.0"], "", ""),
-    ],
-)
-def test_labels_and_classes_of_tars(tmp_path, labels, settings, said):
-    write_tar(tmp_path / "t.tar", labels * (8 // len(labels)))
-    urls = [f"data.urls={tmp_path}/t.tar", f"data.test_urls={tmp_path}/t.tar"]
-    assert said in run(tmp_path, *WEBDATASET, *urls, *settings.split(), ends_with=int(bool(said)))
-
-
-@needs_webdataset
-@pytest.mark.parametrize("content", [b"", b"hello" * 500, bytes(10_240)], ids=["empty", "a text", "zeros"])
-def test_a_tar(tmp_path, content):
-    (tmp_path / "t.tar").write_bytes(content)
-    shown = run(tmp_path, *WEBDATASET, f"data.urls={tmp_path}/t.tar", f"data.test_urls={tmp_path}/t.tar")
-    assert "t.tar" in shown

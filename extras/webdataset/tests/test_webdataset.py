@@ -52,6 +52,7 @@ LABELS = [  # of each sample, data.classes, and what they become
     ([b"10", b"9", b"9\n"], None, (("9", "10"), [1, 0, 0])),  # numbers are sorted as numbers
     ([b"1", b"0", b"1"], ["dog", "cat"], (("dog", "cat"), [1, 0, 1])),
     (["é", "é", "a"], None, (("a", "é"), [1, 1, 0])),
+    ([b"2.0", b"1.0"], None, (("1.0", "2.0"), [1, 0])),
 ]
 
 
@@ -103,11 +104,15 @@ def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, 
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
+        (lambda tar: b"", "SHARD"),
+        (lambda tar: b"hello" * 500, "SHARD"),
         (lambda tar: tar[:700], "SHARD cannot be read as an uncompressed tar (unexpected end of data)"),
         (lambda tar: tar.replace(b"0.cls", b"1.cls"), "uncompressed tar (the header at byte "),
         ({"a/0.jpg": b""}, "SHARD: the key a/0 has no label (.cls or .json); add it"),
         ({"0.cls": b"1", "0.jpg": None}, "SHARD: the key 0 has no image (.jpg or another); add it"),
         ({"0.jpg": b"", "0.json": b"{}"}, "SHARD: 0.json has no label ('label'); write"),
+        ({"0.jpg": b"", "0.cls": b""}, "SHARD: 0.cls has no label"),
+        ({"0.jpg": b"", "0.cls": b"\xff\xfe"}, "SHARD: 0.cls has no label"),
         ({"0.jpg": b"", "0.cls": b"ant"}, "SHARD/0.jpg has the label ant, which is not one of the classes cat"),
     ],
 )
@@ -135,13 +140,19 @@ def test_labels_that_differ_from_a_class_in_case_are_of_that_class_in_a_stream_t
         assert [sample["label"].item() for sample in samples] == [1, 0, 1, 0]
 
 
+def test_a_tar_without_a_file_is_named(tmp_path):
+    with refused(re.escape(f"{tmp_path}/a.tar has no images")):
+        WebDataset(True, str(write_tar(tmp_path / "a.tar", {})))
+
+
 def test_a_setting_that_names_no_file_is_refused():
     with refused(r"data.urls=none.tar: there is no file none.tar; set it to tar files such as"):
         WebDataset(True, "none.tar")
     for classes in ([], ["cat", "dog", "cat"]):
         with refused(rf"data.classes=.*{len(classes)} names"):
             read_classes(classes)
-    with refused(r"data.classes=\[True, False\]: .* put names into quotes"):
-        read_classes([True, False])  # yes and no in a yaml file
+    for classes in ([True, False], 3, "/nowhere.txt"):  # the first is what YAML reads in yes and no
+        with refused(re.escape(f"data.classes={classes}")):
+            read_classes(classes)
     with refused(r"data.test_urls is not set"):
         WebDataset(False, "a.tar")
