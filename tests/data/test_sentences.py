@@ -11,6 +11,7 @@ import torch
 from data.batch_transform import Normalize
 from data.fashion import EMBEDDED, FashionMini
 from data.image_folder import ImageFolder
+from data.image_table import ImageTable
 from data.synthetic import Synthetic
 from tests.data.fakes import arrays, flip_a_byte, write_images
 from tests.data.reading import refused
@@ -49,10 +50,13 @@ def resident(**settings):
         (ImageFolder, {"image_size": "large"}, "data.image_size=large"),
         (ImageFolder, {"min_area": 0}, "data.min_area=0"),
         (ImageFolder, {"decoder": "jpeg"}, "data.decoder=jpeg"),
+        (ImageTable, {}, "data.table is not set"),
+        (ImageTable, {"table": 3}, "3 cannot be used as a path"),
+        (ImageTable, {"table": "."}, ". cannot be read"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_with_its_key(make, arguments, sentence):
-    first = {Synthetic: [True], ImageFolder: [True]}.get(make, [])
+    first = [True] if make in (Synthetic, ImageFolder, ImageTable) else []
     with refused(re.escape(sentence)):
         make(*first, **arguments)
 

@@ -9,17 +9,14 @@ import re
 import shlex
 import shutil
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from tests.configs import CONF, FAST, complete
 from tests.data.fakes import write_images
 from tests.training.conftest import call
 
 SYNTHETIC = [*FAST, "train.max_steps=1", "hydra.run.dir=out", "callbacks/standard=[best]"]
-BOTH = "01010101"  # labels of eight samples
 
 
 def run(folder, *settings, ends_with=1):
@@ -251,54 +248,6 @@ def test_a_folder_of_images(tmp_path, spoil, ends_with):
     all_steps = ["train.epochs=4", "train.max_steps=null"]
     shown = run(tmp_path, *FOLDER, f"data.root={images}", *all_steps, ends_with=ends_with)
     assert str(images) in shown or not ends_with
-
-
-def table_of(labels):
-    return "image,label\n" + "\n".join(f"{number}.png,{label}" for number, label in enumerate(labels))
-
-
-TABLES = {
-    "bytes": ("t.csv", bytes(range(256)), 1),
-    "zeros": ("t.csv", b"image,label\n\0\0,1\n", 1),
-    "latin-1": ("t.csv", b"image,label\n0.png,caf\xe9\n", 1),
-    "a huge cell": ("t.csv", "image,label\n0.png," + "a" * 200_000, 1),
-    "1_1": ("t.csv", table_of(["1_1", "1_2"] * 4), 0),
-    "1.0": ("t.csv", table_of(["1.0", "2.0"] * 4), 0),
-    "1.0 and 1": ("t.csv", table_of(["1.0", "2", "1", "2.0"] * 2), 0),
-    "other digits": ("t.csv", table_of(["\u0661", "\u0662"] * 4), 0),
-    "squares": ("t.csv", table_of(["\u00b2", "\u00b3"] * 4), 0),
-    "minus": ("t.csv", table_of(["-", "--1"] * 4), 0),
-    "400 digits": ("t.csv", table_of(["1" * 400, "2"] * 4), 1),
-    "null": ("t.json", "null", 1),
-    "a number": ("t.json", "3", 1),
-    "numbers": ("t.json", "[1, 2]", 1),
-    "nested": ("t.json", '[{"image": ["0.png"], "label": {"a": 1}}]', 1),
-    "a list of labels": ("t.json", '[{"image": "0.png", "label": ["a", "b"]}]', 1),
-    "deep": ("t.json", "[" * 100_000, 1),
-    "half a character": ("t.json", '[{"image": "\\ud800.png", "label": 1}]', 1),
-    "a folder as an image": ("t.csv", "image,label\nsub,a\n1.png,b\n2.png,a\n3.png,b", 1),
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table(tmp_path, name):
-    file, content, ends_with = TABLES[name]
-    (tmp_path / "sub").mkdir()
-    for number in range(8):
-        Image.fromarray(np.full((9, 9, 3), 20 * number, np.uint8)).save(tmp_path / f"{number}.png")
-    (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-    settings = ["data=image_table", "data.image_size=8", "data.val_fraction=0.25", "train.batch_size=2"]
-    shown = run(tmp_path, *settings, f"data.table={tmp_path}/{file}", ends_with=ends_with)
-    assert str(tmp_path) in shown or not ends_with
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [("data.label=[]", "data"), ("data.table=3", "3"), ("data.table=.", "cannot be read"), ("data.label=3", "'3'")],
-)
-def test_settings_of_a_table(tmp_path, settings, said):
-    (tmp_path / "t.csv").write_text(table_of(BOTH))
-    assert said in run(tmp_path, "data=image_table", f"data.table={tmp_path}/t.csv", settings)
 
 
 # Checkpoints and folders of runs
