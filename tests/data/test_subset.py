@@ -298,6 +298,9 @@ def test_samples_without_names_are_known_by_their_pixels_or_by_their_position_wh
     assert "ArrayDataset are known by sample_ids()" in caplog.text
     before = {*split(list(range(100, 200)), 0.3)[1]}
     assert {*split(list(range(100, 300)), 0.3)[1]} >= before and "known by their positions" in caplog.text
+    caplog.clear()
+    split(list(range(9)), Fold(0, 3))
+    assert "known by their positions" in caplog.text
 
 
 PARTS = st.lists(st.sampled_from("abc"), min_size=1, max_size=5).map("/".join)
