@@ -45,7 +45,8 @@ class Seeder:
 
     def update(self, epoch: int, compares: bool = True) -> None:
         """Is called before a batch. Searches again in another epoch or, if it compares, if an object was replaced."""
-        if epoch != self._epoch or (compares and self._held.has_changed()):
+        is_new_epoch = self._epoch not in (None, epoch)
+        if is_new_epoch or (compares and self._held.has_changed()):
             self._search()
         self._epoch = epoch
 

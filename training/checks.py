@@ -151,9 +151,9 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_
     if is_stream(dataset):
         return
     of_processes = processes.gather(sample_means(first))
-    if all(alike(of_processes[0], other) for other in of_processes):
+    if all(are_close(of_processes[0], other) for other in of_processes):
         return
-    is_repeatable = alike(sample_means(first), sample_means(read_first()))
+    is_repeatable = are_close(sample_means(first), sample_means(read_first()))
     if all(processes.gather(is_repeatable)):
         raise DataError(f"the processes have the {name} samples in different orders, the first differ: {remedy}")
 
@@ -172,7 +172,7 @@ def facts_of(dataset: Any) -> dict[str, int | list[float]]:
 
 
 def is_same(ours: int | list[float], theirs: Any) -> bool:
-    return alike(ours, theirs) if isinstance(ours, list) else ours == theirs
+    return are_close(ours, theirs) if isinstance(ours, list) else ours == theirs
 
 
 def checksum_of_labels(dataset: Any) -> int:
@@ -196,7 +196,7 @@ def sample_means(batch: Any) -> list[float]:
     return torch.cat(means).nan_to_num().tolist() if means else []
 
 
-def alike(ours: list[float], theirs: list[float]) -> bool:
+def are_close(ours: list[float], theirs: list[float]) -> bool:
     return len(ours) == len(theirs) and bool(np.allclose(ours, theirs, 1e-3, 1e-3))  # machines may round differently
 
 

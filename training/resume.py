@@ -1,10 +1,11 @@
-"""What a run begins with is decided here, and nowhere else; other files ask these functions, or carry it out.
+"""What a run begins with is decided here; other files ask these functions, or carry it out.
 
 1. Which run: `named_path`. command_line.complete puts its overrides before the new ones, and stays in its folder;
    of a checkpoint file, and in a sweep, the new run gets a folder of its own.
 2. Which file, and what of it: `choose_origin`. state.resume loads it; Run.start loads the states of the callbacks.
 3. Which number each class has: `Origin.classes_for`. data/classes.py translates the labels.
 4. What has changed: `changes_since`. The log names it; the loader and the network refuse what does not fit them.
+   What a changed setting replaces: learning rates and modes in state.load_state, mean and std in preprocessing.py.
 5. Whether the run in this folder is this one: `check_same_run`. If it has finished, nothing is loaded.
 """
 
@@ -19,16 +20,17 @@ from hydra.utils import to_absolute_path
 from data.classes import are_same, listed
 from data.errors import home_path
 from training.checkpoint import best_or_newest, newest, read_checkpoint
-from training.checks import alike
+from training.checks import are_close
 from training.config import ConfigError, TrainConfig, flat
 from training.weights import Weights, read_weights
 
 log = logging.getLogger(__name__)
 
-# Settings that change nothing that a run reports: its scores, its speed, its pages. Those that may change for the rest
-# of an unfinished job of a sweep. And those that say how far a run goes: a finished one has gone there.
+# Settings that change nothing that a run reports: its scores, its speed, its pages.
 OF_FILES = ("train.checkpoint_every", "train.keep_checkpoints", "train.process_timeout", "train.stop_at_nan")
+# Settings that may change for the rest of an unfinished job of a sweep.
 OF_SPEED = ("loader", "device", "timing", "train.num_threads", "train.log_interval")
+# Settings that say how far a run goes: a finished one has gone there.
 LIMITS = ("train.epochs", "train.max_steps")
 # What may change between two epochs: entries of the loader's state, and of the training set's fingerprint.
 OF_LOADER = ("global_batch_size", "dataset_length", "mixture")
@@ -126,7 +128,7 @@ def changes_since(
                 "restore them, or resume from an end-of-epoch checkpoint"
             )
         changed["labels"] = "the labels of the training set, or their order, have changed"
-    elif not alike(state["data"]["first"], data["first"]):
+    elif not are_close(state["data"]["first"], data["first"]):
         changed["first"] = "the first samples of the training set have changed"
     return changed
 

@@ -28,11 +28,11 @@ from data.errors import explained
 from data.subset import Fold, Subset, split
 from extras.inspect.findings import SHOWN, Findings, Read
 from extras.inspect.records import Records, image_of
-from loaders import WorkerLoader, available_cores
+from loaders import WorkerLoader, available_cores, seed_globals
 from training.build import any_target
 from training.checks import is_stream
 from training.config import ROOT, Config, ConfigError, checked
-from training.datasets import build_data, seed_generators, take_share
+from training.datasets import build_data, take_share
 from training.files import write_whole
 from training.launch import Extras
 from training.page import embedded, write_page
@@ -134,7 +134,7 @@ def pictures(samples: Records, findings: Findings, seed: int) -> list[tuple[str,
     """A picture of some training samples, chosen by the seed, as the network gets them before they are normalised."""
     reads = [read for read in findings.reads if read.part == "train" and read.record.width]
     chosen = np.random.default_rng(seed).permutation(len(reads))[:PICTURES]
-    seed_generators(seed)
+    seed_globals(seed)
     drawn = []
     for number in sorted(chosen.tolist()):
         with suppress(Exception):  # a random transform may fail now, though it did not when the sample was read

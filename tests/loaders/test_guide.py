@@ -23,5 +23,5 @@ def test_the_snippets_of_the_guide_run(python, tmp_path, bound):
 
 
 def test_the_files_that_the_guide_names_exist():
-    names = re.findall(r"^([\w/]+\.py)  ", GUIDE, re.MULTILINE)
+    names = re.findall(r"^[PTW] +([\w/]+\.py) ", GUIDE, re.MULTILINE)
     assert len(names) > 6 and [name for name in names if not (ROOT / "loaders" / name).exists()] == []
