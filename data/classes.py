@@ -175,7 +175,8 @@ class Labels:
                 fields = ", ".join(sample)
                 raise DataError(f"a sample has no {field!r}, only {fields}: its class cannot be translated by name")
             return {**sample, field: self.translate(sample[field])}
-        return (*sample[:-1], self.translate(sample[-1]))
+        fields = [*sample[:-1], self.translate(sample[-1])]
+        return getattr(sample, "_make", type(sample))(fields)  # a namedtuple's
 
 
 class Relabelled(Subset):

@@ -1,6 +1,7 @@
 """Classes are known by their names: labels of a dataset with another order are translated, other names are refused."""
 
 import pickle
+from collections import namedtuple
 from unicodedata import normalize
 
 import numpy as np
@@ -21,6 +22,9 @@ NAMES = ["apple", "Berry", "cherry", "Äpfel", "grüne Äpfel", "é", "10", "9"]
 ABOUT = {"mean": [0.5], "std": [0.5]}
 
 
+Sample = namedtuple("Sample", "image label")
+
+
 class Plain:
     """A dataset of someone else, with samples in the form `form`."""
 
@@ -36,6 +40,8 @@ class Plain:
         label = self.labels[index]
         return {
             "tuple": (index, label),
+            "list": [index, label],
+            "namedtuple": Sample(index, label),
             "dict": {"image": index, "label": torch.tensor(label)},
             "column": {"image": index, "label": np.array([label])},
             "shares": (index, np.eye(len(self.classes))[label]),
@@ -81,7 +87,7 @@ def label_of(sample):
     return sample["label"] if isinstance(sample, dict) else sample[1]
 
 
-@given(brought(), st.sampled_from(["tuple", "dict", "column", "shares"]))
+@given(brought(), st.sampled_from(["tuple", "list", "namedtuple", "dict", "column", "shares"]))
 def test_each_sample_keeps_the_name_of_its_class_whatever_the_order_and_the_case_of_the_names(case, form):
     classes, names, spelled, labels = case
     dataset = translated(Plain(spelled, labels, form), classes)
@@ -90,6 +96,7 @@ def test_each_sample_keeps_the_name_of_its_class_whatever_the_order_and_the_case
             dataset[0]
         assert all(name in str(info.value) for name in [*classes, *spelled])
         return
+    assert type(dataset[0]) is type(Plain(spelled, labels, form)[0])
     expected = [classes.index(names[label]) for label in labels]
     found = [np.asarray(label_of(sample)) for sample in map(dataset.__getitem__, range(len(labels)))]
     if form == "shares":

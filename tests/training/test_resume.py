@@ -25,11 +25,13 @@ from loaders import MachineFull
 from tests.configs import (
     DARKENED,
     EXTENSIONS,
+    FAST,
     IMAGES,
     MIXTURE,
     STOP,
     TWO_PARTS,
     checkpoint,
+    composed,
     differences,
     logged,
     metrics,
@@ -40,6 +42,9 @@ from tests.infrastructure.forks import ROOT
 from tests.training.conftest import full_disk
 from tests.training.extensions import Images, Stop
 from training.optimizer import settings_of_groups
+from training.assemble import assemble
+from training.config import checked
+from training.module_state import ModuleState
 from training.stopping import Stopped
 
 
@@ -397,6 +402,13 @@ def test_a_resume_compares_the_rates_of_groups_as_often_after_many_steps_as_afte
 
     monkeypatch.setattr("training.trainer.settings_of_groups", count)
     assert compared_after(20) == compared_after(2) > 0
+
+
+def test_a_setting_that_callbacks_had_changed_and_that_no_module_has_any_more_is_named(tmp_path, caplog):
+    with ExitStack() as cleanup:
+        trainer = assemble(checked(composed(*FAST)), tmp_path, cleanup).trainer
+        ModuleState(trainer).begin({"model.drop.p": 0.1, "model.norm.requires_grad": True, "ema_model.scale": 1})
+    assert [text.split()[0] for text in caplog.messages if "not restored" in text] == ["model.drop.p"]
 
 
 class Files(Images):

@@ -152,7 +152,8 @@ def test_a_rank_without_a_test_sample_changes_no_score(python, tmp_path):
     curve = (
         "{_target_: torchmetrics.AveragePrecision, task: multiclass, num_classes: 10}"  # keeps what it gets in lists
     )
-    metrics = f"task.metrics={{worst: {{_target_: {EXTENSIONS}.Worst}}, curve: {curve}}}"
+    several = f"{{_target_: torchmetrics.MetricCollection, metrics: [{curve}]}}"
+    metrics = f"task.metrics={{worst: {{_target_: {EXTENSIONS}.Worst}}, curve: {curve}, several: {several}}}"
     settings = f"{NO_DROPOUT} data.test_length=1 {metrics} train.max_steps=4"
     assert_close(*alone_and_in_two(python, tmp_path, settings))
 
