@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -41,10 +41,10 @@ from tests.configs import (
 from tests.infrastructure.forks import ROOT
 from tests.training.conftest import full_disk
 from tests.training.extensions import Images, Stop
-from training.optimizer import settings_of_groups
 from training.assemble import assemble
 from training.config import checked
 from training.module_state import ModuleState
+from training.optimizer import settings_of_groups
 from training.stopping import Stopped
 
 
