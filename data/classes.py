@@ -175,8 +175,8 @@ class Labels:
                 fields = ", ".join(sample)
                 raise DataError(f"a sample has no {field!r}, only {fields}: its class cannot be translated by name")
             return {**sample, field: self.translate(sample[field])}
-        fields = [*sample[:-1], self.translate(sample[-1])]
-        return getattr(sample, "_make", type(sample))(fields)  # a namedtuple's
+        make = getattr(sample, "_make", type(sample))  # a namedtuple's
+        return make([*sample[:-1], self.translate(sample[-1])])
 
 
 class Relabelled(Subset):
