@@ -1,12 +1,21 @@
 """Builds the task of the section `task`."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from data.classes import listed, numbers_in
-from training.build import build, function_of, named_sections, parameters_of, takes_tensors, target_of
+from training.build import (
+    build,
+    function_of,
+    named_sections,
+    parameters_of,
+    takes_tensors,
+    target_of,
+    warn_of_parameters,
+)
 from training.config import ConfigError
 from training.tasks import Task, check_weights
 
@@ -17,10 +26,30 @@ def build_task(section: dict[str, Any], dataset: Any) -> Task:
         functions["loss"] = function_of("task.loss", section["loss"])
     if scores := named_sections("task.scores", section.get("scores")):
         functions["extra_scores"] = {name: function_of(f"task.scores.{name}", scores[name]) for name in scores}
+    warn_of_parameters("task", section, ("scores", "metrics"))
     options = {key: value for key, value in section.items() if key not in ("loss", "scores", "metrics")}
     task: Task = build("task", options, dataset, methods={"to_dict": ["batch"]}, **functions)
     check_weights(task)
+    check_attributes(task)
     return task
+
+
+def check_attributes(task: Task) -> None:
+    """Raises ConfigError for an attribute that has the name of a method of Task, which is found before a module.
+
+    A function may be set in place of a method.
+    """
+    if not isinstance(task, Task):
+        return
+    functions = [name for name, value in vars(task).items() if callable(value)]
+    attributes = {**vars(task), **dict(task.named_children()), **task._parameters, **task._buffers}
+    for name, method in vars(Task).items():
+        if inspect.isfunction(method) and name in attributes.keys() - functions:
+            kind = type(attributes[name]).__name__
+            raise ConfigError(
+                f"{type(task).__name__} has set self.{name} to a {kind}, but training calls the method of this name: "
+                "choose another name"
+            )
 
 
 def numbers_by_class(

@@ -87,6 +87,11 @@ def records(run: FinishedRun, samples: Samples, folder: Path) -> Iterator[dict[s
                 for row, predicted in zip(rows, per_sample(outputs, len(rows)), strict=True):
                     name = names.unused(read[row][0])
                     predictions[row] = cells(run, predicted, name, folder)
+                    if taken := {"file", "error"} & predictions[row].keys():
+                        raise ConfigError(
+                            f"a prediction has {', '.join(sorted(taken))}, a column that the table has already: let "
+                            "the network, or the task's `columns`, call it otherwise"
+                        )
             for row, (name, _, reason) in enumerate(read):
                 yield {"file": name, **predictions.get(row, {"error": reason})}
 

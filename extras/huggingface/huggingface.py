@@ -102,6 +102,7 @@ class HuggingFaceStream(CroppedStream):
         image = choose_column(rows.features, "data.image", options.image, "Image")
         label = choose_column(rows.features, "data.label", options.label, "ClassLabel")
         self._columns = (image, label)
+        self._are_numbers = hasattr(rows.features[label], "names")  # else labels are names, also integers
         self._rows = encoded_rows(rows, [image, label], options.path)
         return options.classes or getattr(rows.features[label], "names", None)
 
@@ -113,7 +114,7 @@ class HuggingFaceStream(CroppedStream):
         self._rows.load_state_dict(state)
         for row in self._rows:
             image, label = (row[column] for column in self._columns)
-            yield *file_of(image, self._where), label
+            yield *file_of(image, self._where), label if self._are_numbers else str(label)
 
 
 def encoded_rows(rows: Any, columns: list[str], path: object) -> Any:

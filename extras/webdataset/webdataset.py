@@ -23,7 +23,7 @@ from torch.utils.data import get_worker_info
 
 from data.errors import DataError, as_names, read_lines
 from data.image_folder import warn_of_left_out
-from data.images.crops import CroppedDataset, File, class_indices
+from data.images.crops import CroppedDataset, File, class_indices, have_numbers
 from data.images.decoding import image_errors
 from data.images.stream import CroppedStream
 from extras.webdataset.object_store import ATTEMPTS, RangeReader, Version, answers, is_remote
@@ -89,6 +89,8 @@ class WebDataset(CroppedDataset):
         labels = read_labels(indices)
         if classes is not None:
             self.classes = read_classes(classes)
+            if have_numbers(self.classes):
+                labels = np.char.decode(joined(indices, "label"), "utf-8")
             values = np.arange(len(self.classes)) if labels.dtype.kind == "i" else np.array(self.classes)
         else:
             training_labels = labels if train else read_labels(read_indices(find_shards("data.urls", urls)))

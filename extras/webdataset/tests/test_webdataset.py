@@ -145,6 +145,27 @@ def test_a_tar_without_a_file_is_named(tmp_path):
         WebDataset(True, str(write_tar(tmp_path / "a.tar", {})))
 
 
+@pytest.mark.parametrize(
+    ("classes", "labels", "numbers"),
+    [
+        (["1", "2", "3"], ["1", "3", "2"], [0, 2, 1]),
+        (["1", "0"], ["0", "1", "1"], [1, 0, 0]),
+        (["00", "01"], ["01", "00", "00"], [1, 0, 0]),
+        (["a", "b", "c"], ["2", "0", "1"], [2, 0, 1]),
+    ],
+)
+def test_a_number_is_the_name_of_a_class_before_it_is_its_place_in_a_stream_too(
+    tmp_path, jpeg, classes, labels, numbers
+):
+    files = {f"{place}.jpg": jpeg for place in range(3)}
+    files |= {f"{place}.cls": label.encode() for place, label in enumerate(labels)}
+    shard = write_tar(tmp_path / "a.tar", dict(sorted(files.items())))
+    for kind in (WebDataset, WebDatasetStream):
+        dataset = kind(False, test_urls=str(shard), classes=classes)
+        samples = dataset if kind is WebDatasetStream else map(dataset.__getitem__, range(3))
+        assert [sample["label"].item() for sample in samples] == numbers
+
+
 def test_a_setting_that_names_no_file_is_refused():
     with refused(r"data.urls=none.tar: there is no file none.tar; set it to tar files such as"):
         WebDataset(True, "none.tar")
