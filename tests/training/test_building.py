@@ -1,15 +1,23 @@
 """What a class of a config is called with: an argument that it does not take, or misses, is a sentence."""
 
+from contextlib import nullcontext
+from inspect import isfunction
+from types import SimpleNamespace
+
 import pytest
 from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
 
 from loaders.build import LOADERS
 from tests.configs import composed_by_hydra
 from tests.data.reading import refused
 from training.build import build
+from training.build_task import build_task
 from training.datasets import build_data
-from training.optimizer import build_optimizer, freeze
+from training.optimizer import build_optimizer, build_schedule, freeze
 from training.run import build_callbacks
+from training.tasks import Classification, Task
 
 
 class WithoutTrain:
@@ -42,6 +50,42 @@ def test_a_dataset_that_cannot_be_called_as_it_is_is_a_sentence(name, said):
 def test_a_class_that_takes_no_positional_argument_is_a_sentence():
     with refused(r"schedule: .*Nothing"):
         build("schedule", {"_target_": f"{__name__}.Nothing"}, "the optimizer")
+
+
+class Named(Classification):
+    """A task that sets an attribute of a name to a module, a number or a function."""
+
+    def __init__(self, dataset, name, value):
+        super().__init__(dataset)
+        setattr(self, name, {"module": nn.Identity(), "number": 1, "function": abs}[value])
+
+
+METHODS = [name for name, value in vars(Task).items() if isfunction(value) and not name.startswith("__")]
+
+
+@pytest.mark.parametrize("name", [*METHODS, "embedding", "backbone"])
+@pytest.mark.parametrize("value", ["module", "number", "function"])
+def test_an_attribute_of_a_task_that_is_in_place_of_a_method_is_refused_by_name(name, value):
+    is_refused = name in METHODS and value != "function"
+    with refused(rf"Named.*\b{name} ") if is_refused else nullcontext():
+        section = {"_target_": f"{__name__}.Named", "name": name, "value": value}
+        build_task(section, SimpleNamespace(classes=["a", "b"]))
+
+
+def step_every(optimizer, every=3):
+    return StepLR(optimizer, every)
+
+
+def measured_task(dataset, scores=None):
+    return Task(dataset)
+
+
+def test_a_parameter_of_the_name_of_a_key_of_ours_is_warned_of(caplog):
+    schedule = {"_target_": f"{__name__}.step_every", "every": "epoch"}
+    build_schedule(schedule, SGD(nn.Linear(1, 1).parameters(), 0.1), 6, 0, 2)
+    assert "step_every has a parameter every, which does not get schedule.every" in caplog.text
+    build_task({"_target_": f"{__name__}.measured_task"}, None)
+    assert "measured_task has a parameter scores, which does not get task.scores" in caplog.text
 
 
 def test_a_callback_that_is_null_is_left_out():

@@ -341,6 +341,13 @@ def test_samples_of_several_sizes_are_predicted_alone_and_one_that_cannot_be_rea
     assert [name_of(Subset(named, np.array([1, 3])), index) for index in (0, 1)] == ["1.jpg", "3.jpg"]
 
 
+@pytest.mark.parametrize("column", ["file", "error"])
+def test_a_prediction_of_the_name_of_a_column_of_the_table_is_refused(trained, photos, tmp_path, monkeypatch, column):
+    monkeypatch.setattr(predict, "cells", lambda *_: {"score": 1, column: 2})
+    with refused(f"a prediction has {column}, a column that the table has"):
+        predicted(trained, tmp_path / "out", photos)
+
+
 def test_a_table_has_scores_alone_and_a_column_of_numbers(table, tmp_path):
     assert {"mae", "mse"} < evaluate.main([str(table), "--out", str(tmp_path / "out")]).keys()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["evaluation.json"]
