@@ -34,7 +34,7 @@ def build_task(section: dict[str, Any], dataset: Any) -> Task:
     return task
 
 
-def check_attributes(task: Task) -> None:
+def check_attributes(task: Any) -> None:
     """Raises ConfigError for an attribute that has the name of a method of Task, which is found before a module.
 
     A function may be set in place of a method.
