@@ -199,6 +199,20 @@ def test_outputs_that_are_no_tensor_are_named_where_the_loss_or_a_score_cannot_u
     assert reading.loss(outputs, LABELS) == LOGITS.mean()
 
 
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 5.0])])
+def test_the_items_of_a_loss_are_what_torch_divides_by(weight):
+    labels = torch.tensor([0, 255, 2, 1, 255, 2])
+    outputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    for kind in (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss):
+        mean, total = (kind(weight, ignore_index=255, reduction=how) for how in ("mean", "sum"))
+        items = Task(THREE, loss=mean).loss_denominator(labels)
+        assert torch.allclose(mean(outputs, labels) * items, total(outputs, labels))
+        assert Task(THREE, loss=total).loss_denominator(labels) is None
+    assert (
+        Task(THREE).loss_denominator(labels) is None is Task(THREE, loss=torch.nn.MSELoss()).loss_denominator(labels)
+    )
+
+
 def test_a_batch_has_as_many_samples_as_labels_or_inputs_whatever_comes_first():
     task = Task(THREE)
     assert task.batch_length({"edges": torch.zeros(2, 9), "image": LOGITS, "label": torch.zeros(4)}) == 4
