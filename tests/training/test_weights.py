@@ -1,7 +1,6 @@
 """train.init_from: whose weights a new run begins with."""
 
 import logging
-import re
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from torch import nn
 
 from tests.configs import checkpoint, differences, differing_weights, stop, train
 from tests.data.reading import refused
-from training.checkpoint import best_or_newest
 from training.stopping import Stopped
 from training.weights import load_weights, read_weights
 
@@ -90,11 +88,6 @@ def test_a_file_without_weights_for_the_network_is_a_sentence(tmp_path, content,
     torch.save(content, tmp_path / "w.pt")
     with refused(words):
         load(tmp_path / "w.pt", network())
-
-
-def test_a_missing_file_is_a_sentence(tmp_path):
-    with refused(re.escape(str(tmp_path / "none"))):
-        best_or_newest(tmp_path / "none")
 
 
 def test_a_run_begins_with_the_evaluated_weights_of_an_earlier_runs_best_checkpoint(tmp_path):
