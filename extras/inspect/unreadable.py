@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from data import optional
-from data.errors import DataError, printable
+from data.errors import printable
 from training.files import write_whole
 from training.run import Run
 
@@ -38,11 +37,10 @@ class UnreadableSamples:
             summary["skipped_files"] = len(samples)
         if run.config.loader.on_error == "raise":
             for sample in samples.values():
-                file = sample.path or "not known, as it has no path(index)"
-                log.error("sample %s of the %s set could not be read; its file: %s", sample.number, sample.part, file)
-            # The error of a dataset that reads whole batches names the file, and not the sample.
-            if samples or isinstance(sys.exc_info()[1], DataError):
-                log.error("loader.on_error=skip leaves out samples that cannot be read")
+                sentence = (
+                    "sample %s of the %s set could not be read: loader.on_error=skip leaves it out; its file: %s"
+                )
+                log.error(sentence, sample.number, sample.part, sample.path or "not known, as it has no path(index)")
         if samples and run.is_main:
             path = run.folder / "unreadable.tsv"
             lines = [("set", "index", "path", "error"), *samples.values()]
