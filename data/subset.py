@@ -373,11 +373,19 @@ def sketch(dataset: Any) -> torch.Tensor:
     return torch.from_numpy(np.sort(Random(identities(dataset)).key.view(np.int64))[:KEPT])
 
 
-def count_shared(dataset: Any, earlier: torch.Tensor) -> int:
-    """How many of the dataset's samples are in the set with this sketch: an estimate if that had more than KEPT."""
+def count_shared(dataset: Any, earlier: torch.Tensor) -> tuple[int, int]:
+    """How many of the dataset's samples are in the set with this sketch, and how many are not.
+
+    Of a set that has more than KEPT only the part that its sketch has: `whole` estimates the number.
+    """
     keys = Random(identities(dataset)).key.view(np.int64)
-    known = np.isin(keys, earlier.numpy()).sum()
-    if len(earlier) < KEPT:
-        return int(known)
-    share = (int(earlier[-1]) + 2**63) / 2**64  # of all keys, the part that the sketch has
-    return min(len(keys), round(known / share))
+    if len(earlier) == KEPT:
+        keys = keys[keys <= int(earlier[-1])]
+    known = int(np.isin(keys, earlier.numpy()).sum())
+    return known, len(keys) - known
+
+
+def whole(count: int, earlier: torch.Tensor) -> int:
+    """Estimates a number of samples from that of the part that the sketch has."""
+    share = (int(earlier[-1]) + 2**63) / 2**64 if len(earlier) == KEPT else 1.0  # of all keys
+    return round(count / share)

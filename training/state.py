@@ -102,7 +102,11 @@ def load_state(run: Run, state: dict[str, Any], changed: dict[str, str]) -> None
         trainer.scaler.load_state_dict(state["scaler"])
     except (KeyError, RuntimeError, ValueError) as error:
         settings = sentences(changed) or "the settings are the same, but not the code or the data"
-        raise ConfigError(f"train.resume: the checkpoint does not fit this run ({settings}): {error}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"train.resume: the checkpoint of step {state['step']} does not fit this run ({settings}): {reason}; undo "
+            f"these changes, or train in another folder than {run.folder} (hydra.run.dir), or with train.resume=null"
+        ) from error
     if trainer.has_own_rates:
         lr = trainer.optimizers[0].param_groups[0]["lr"]
         log.info("the learning rate is %g: a callback had set it, not the schedule alone", lr)

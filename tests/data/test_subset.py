@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from data.classes import with_classes
 from data.errors import DataError
-from data.subset import Fold, Subset, count_shared, ends_of, hashed, sketch, split, unaugmented
+from data.subset import Fold, Subset, count_shared, ends_of, hashed, sketch, split, unaugmented, whole
 from loaders import ResidentLoader, WorkerLoader, offers
 from tests.data import fakes
 from tests.data.fakes import Foreign
@@ -340,11 +340,14 @@ def test_a_sketch_counts_the_samples_that_two_sets_share(first, second, shared):
     common = [f"common {number}" for number in range(shared)]
     one = Subset(known_by([*common, *(f"one {number}" for number in range(first))]), np.arange(shared + first))
     other = known_by([f"other {number}" for number in range(second)] + common)
-    assert count_shared(other, sketch(one)) == shared
+    assert count_shared(other, sketch(one)) == (shared, second)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("data.subset.KEPT", 128)
-        estimate = count_shared(other, sketch(one))
-    assert abs(estimate - shared) <= 20 + shared / 2 and (estimate == 0 or shared)
+        kept = sketch(one)
+        known, new = count_shared(other, kept)
+        estimate = whole(known, kept)
+        assert abs(estimate - shared) <= 20 + shared / 2 and (known == 0 or shared) and (new == 0 or second)
+        assert count_shared(one, kept) == (len(kept), 0), "all that it has"
 
 
 @pytest.mark.parametrize(("samples", "fraction"), [(1, 0.5), (9, 1.0), (9, -0.1)])

@@ -2,6 +2,7 @@
 
 import math
 import re
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -17,11 +18,13 @@ from tests.configs import (
     STOP,
     checkpoint,
     differences,
+    differing_weights,
     logged,
     separate,
     steps,
     summary_of,
     train,
+    untimed,
 )
 from tests.training.extensions import Images, Spy, Stop, lying
 from training.stopping import Stopped
@@ -52,6 +55,31 @@ def test_a_callback_learns_that_a_run_was_interrupted_and_goes_on_with_its_state
     assert Spy.calls[-1] == "interrupted"
     assert train(tmp_path, SPY, STOP)["counted_steps"] == 16
     assert Spy.calls[:2] == ["start", "loaded 5"]
+
+
+class RangeTest:
+    """Tries a few steps at a rate at which they diverge, and restores everything."""
+
+    def on_start(self, run):
+        trainer = run.trainer
+        parts = [trainer.model, *trainer.optimizers]
+        before = [deepcopy(part.state_dict()) for part in parts]
+        trainer.optimizers[0].param_groups[0]["lr"] = 1e9
+        for batch in run.batches_to_look_at(3):
+            trainer.train_step(batch)
+        for part, state in zip(parts, before, strict=True):
+            part.load_state_dict(state)
+
+
+def test_steps_that_a_callback_tries_before_training_leave_no_trace_also_in_a_resume(tmp_path):
+    for name, *settings in (["plain"], ["tried", f"+callbacks.range_test._target_={__name__}.RangeTest"]):
+        Stop.at = 5
+        Stop.how = "SIGTERM"
+        with pytest.raises(Stopped):
+            train(tmp_path / name, STOP, "train.log_interval=8", *settings)
+        train(tmp_path / name, STOP, "train.log_interval=8", *settings)
+    assert untimed(tmp_path / "tried") == untimed(tmp_path / "plain")
+    assert differing_weights(tmp_path / "tried", tmp_path / "plain") == []
 
 
 class Fails:

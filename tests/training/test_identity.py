@@ -156,10 +156,15 @@ def test_a_run_says_how_many_samples_of_its_validation_set_its_checkpoint_was_tr
     train(tmp_path / "weights", *small, f"train.init_from={tmp_path}/run", "data.val_fraction=0.3")
     assert sentence in caplog.text
     state = checkpoint(tmp_path / "run")
-    state["data"]["trained"] = torch.tensor([7])
-    torch.save(state, tmp_path / "renamed.pt")
-    train(tmp_path / "renamed", *small, f"train.resume={tmp_path}/renamed.pt", "train.epochs=2")
-    assert "none of the training samples is known to the checkpoint's run" in caplog.text
+    trained = state["data"]["trained"]
+    for renamed in (1, 5, len(trained)):
+        state["data"]["trained"] = torch.sort(torch.cat([trained[renamed:], torch.arange(renamed)])).values
+        torch.save(state, tmp_path / "renamed.pt")
+        caplog.clear()
+        train(tmp_path / f"renamed{renamed}", *small, f"train.resume={tmp_path}/renamed.pt", "train.epochs=2")
+        validate = 64 - len(trained)
+        assert f"{renamed} samples that the checkpoint's run was trained on are not there" in caplog.text
+        assert f"up to {min(renamed, validate)} of the {validate} samples that validate" in caplog.text
     del state["data"]["trained"]
     torch.save(state, tmp_path / "earlier.pt")
     caplog.clear()
