@@ -267,5 +267,7 @@ def read_labels(indices: list[Index]) -> np.ndarray:
     """The labels in the shards: int64 (N,) if all are integers, else strings."""
     labels = joined(indices, "label")
     with suppress(ValueError, OverflowError):
-        return labels.astype(np.int64)
+        numbers = labels.astype(np.int64)
+        if not np.char.count(labels, b"_").any():  # numpy reads 1_1 as 11
+            return numbers
     return np.char.decode(labels, "utf-8")

@@ -53,6 +53,7 @@ LABELS = [  # of each sample, data.classes, and what they become
     ([b"1", b"0", b"1"], ["dog", "cat"], (("dog", "cat"), [1, 0, 1])),
     (["é", "é", "a"], None, (("a", "é"), [1, 1, 0])),
     ([b"2.0", b"1.0"], None, (("1.0", "2.0"), [1, 0])),
+    ([b"11", b"1_1"], None, (("11", "1_1"), [0, 1])),
 ]
 
 
