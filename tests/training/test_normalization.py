@@ -143,10 +143,11 @@ def test_without_values_the_datasets_are_used_also_by_a_checkpoint_of_an_earlier
     assert normalization(tmp_path / "new") == ((0.1,) * 3, (0.2,) * 3)
 
 
-def test_a_mixture_has_the_values_of_its_first_part_or_measured_ones(tmp_path):
+def test_a_mixture_has_the_values_of_its_first_part_or_measured_ones(tmp_path, caplog):
     parts = [MIXTURE, "train.epochs=1"]
     train(tmp_path / "first", *parts)
     assert normalization(tmp_path / "first") == ((0.5,) * 3, (0.2,) * 3)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"], "nothing is to be warned of"
     train(tmp_path / "auto", *parts, "data.mean=auto")
     assert normalization(tmp_path / "auto")[0] == pytest.approx((0.5,) * 3, abs=0.05)
 
