@@ -35,20 +35,21 @@ def build_task(section: dict[str, Any], dataset: Any) -> Task:
 
 
 def check_attributes(task: Any) -> None:
-    """Raises ConfigError for an attribute that has the name of a method of Task, which is found before a module.
+    """Raises ConfigError for an attribute that has the name of one of Task, which is found before a module.
 
-    A function may be set in place of a method.
+    A function may be set in place of a method, and a value in place of a value.
     """
     if not isinstance(task, Task):
         return
-    functions = [name for name, value in vars(task).items() if callable(value)]
-    attributes = {**vars(task), **dict(task.named_children()), **task._parameters, **task._buffers}
-    for name, method in vars(Task).items():
-        if inspect.isfunction(method) and name in attributes.keys() - functions:
+    hidden = {**dict(task.named_children()), **task._parameters, **task._buffers}
+    values = {name: value for name, value in vars(task).items() if not callable(value)}
+    for name, ours in vars(Task).items():
+        attributes = hidden | values if inspect.isfunction(ours) else hidden
+        if name in attributes:
             kind = type(attributes[name]).__name__
             raise ConfigError(
-                f"{type(task).__name__} has set self.{name} to a {kind}, but training calls the method of this name: "
-                "choose another name"
+                f"{type(task).__name__} has set self.{name} to a {kind}, but training uses what Task has by this "
+                "name: choose another name"
             )
 
 

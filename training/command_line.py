@@ -58,6 +58,7 @@ def complete(arguments: list[str]) -> list[str]:
     arguments = [with_home(argument) for argument in arguments]
     options = hydra_utils.get_args_parser().parse_intermixed_args(arguments)
     overrides: list[str] = options.overrides
+    check_names(options.config_dir)
     flags = [argument for argument in arguments if argument not in overrides]
     by_key = parsed(overrides)
     if "" in by_key:
@@ -99,6 +100,15 @@ def check_folder(folder: Path) -> None:
     remedy = "make room there, or set hydra.run.dir to another folder"
     with explained(what, remedy, OSError), tempfile.TemporaryFile(dir=existing) as probe:
         probe.write(bytes(ROOM))
+
+
+def check_names(config_dir: str | None) -> None:
+    """Raises ConfigError if --config-dir has another file by a name of the repository's, which Hydra would take."""
+    for conf in [ROOT / "conf", *ROOT.glob("extras/*/conf")] if config_dir else []:
+        for file in sorted(Path(str(config_dir)).rglob("*.yaml")):
+            ours = conf / file.relative_to(str(config_dir))
+            if ours.exists() and ours.read_bytes() != file.read_bytes():
+                raise ConfigError(f"{file} is not used, as {ours} has its name: choose another name")
 
 
 def parsed(overrides: list[str]) -> dict[str, Override]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 from data import attribute_of, read_flag
 from loaders import Random, move
@@ -69,7 +70,10 @@ def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None
     if kind.training_step is not Trainer.training_step or kind.train_step is not Trainer.train_step:
         return
     count = trainer.task.batch_length(batch)
-    with naming_batch(f"{names_of(trainer)} cannot use the first training samples", batch):
+    augment = trainer.settings["augment"]
+    mixes = trainer.task.own_loss is not None and (augment["mixup"] or augment["cutmix"])
+    shares = ", whose labels are shares of classes (B, classes) by augment.mixup or cutmix" if mixes else ""
+    with naming_batch(f"{names_of(trainer)} cannot use the first training samples{shares}", batch):
         loss = trainer.loss_of(batch)
     if not math.isfinite(loss):
         log.warning(
@@ -159,14 +163,24 @@ def check_sum(trainer: Trainer) -> None:
 
 
 def check_optimized(trainer: Trainer) -> None:
-    """Says which parameters of the task are trained, and warns of weights that no optimizer has."""
+    """Says which parameters of the task are trained, and warns of weights that no optimizer has.
+
+    Raises ConfigError for weights of an optimizer that are in no module: a checkpoint would not have them, and several
+    processes would not average their gradients.
+    """
     optimized = {
         id(weight)
         for optimizer in trainer.optimizers
         for group in optimizer.param_groups
         for weight in group["params"]
     }
-    trainable = {name: weight for name, weight in trainer.named_weights() if weight.requires_grad}
+    weights = trainer.named_weights()
+    if loose := optimized - {id(weight) for _, weight in weights}:
+        raise ConfigError(
+            f"an optimizer has {len(loose)} weights that are in no module: put them into an nn.Module that is an "
+            f"attribute of {type(trainer).__name__}, such as nn.ParameterList([nn.Parameter(...)])"
+        )
+    trainable = {name: weight for name, weight in weights if weight.requires_grad}
     left_out = [name for name, weight in trainable.items() if id(weight) not in optimized]
     of_task = [name for name in trainable if name.startswith("task.") and name not in left_out]
     if left_out:
@@ -215,12 +229,15 @@ def naming_batch(sentence: str, batch: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def no_trace(trainer: Trainer) -> Iterator[None]:
-    """Sets evaluation mode in the block. Afterwards restores modes, buffers and weights, and clears sums.
+    """Sets evaluation mode in the block. Afterwards restores modes, buffers, weights and attributes, and clears sums.
 
-    A network may change weights in its forward pass, as an Embedding with max_norm does. Their copies are on the CPU,
-    as a device may have no memory for them.
+    A network may change weights in its forward pass, as an Embedding with max_norm does, or note in an attribute what
+    it does once, such as initialising them by its first batch. Copies of weights are on the CPU, as a device may have
+    no memory for them.
     """
     modules = [*trainer.all_modules.values()]
+    parts = [part for module in modules for part in module.modules()]
+    attributes = [own_attributes(part) for part in parts]
     buffers = copied_buffers(modules)
     weights = [weight for _, weight in trainer.named_weights()]
     values = [weight.detach().to("cpu", copy=True) for weight in weights]
@@ -235,10 +252,18 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     with torch.no_grad():
         for weight, value in zip(weights, values, strict=True):
             weight.copy_(value)
+    for part, earlier in zip(parts, attributes, strict=True):
+        for name in own_attributes(part).keys() - earlier.keys():
+            delattr(part, name)
+        vars(part).update(earlier)
     trainer.means = Means(trainer.processes)
     trainer.logged = Means(trainer.processes)
-    parts = (part for module in modules for part in module.modules())
     for value in (*vars(trainer).values(), *parts):
         if hasattr(value, "compute") and hasattr(value, "reset"):  # task.metrics, and metrics of a subclass
             value.reset()
     trainer.seed_step()
+
+
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes that a network's author has set, without weights, buffers and modules. `training` is the mode."""
+    return {name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"}

@@ -14,6 +14,7 @@ from hydra.experimental.callback import Callback
 
 from tests.configs import CONF, FAST, checkpoint, composed, logged, steps, stop, summary_of
 from training.command_line import COMMAND, complete
+from training.config import ConfigError
 
 ROOT = CONF.parent
 
@@ -301,3 +302,13 @@ def test_an_inline_section_of_an_experiment_says_which_keys_are_the_defaults(com
     small = ["callbacks/standard=[best]", "model=linear", "train.max_steps=1", "hydra.run.dir=out"]
     shown = command("--config-dir=mine", "experiment=own", *small, ends_with=1)
     assert re.search(r"conf/data|data=", shown), shown
+
+
+def test_a_config_file_of_ones_own_that_hydra_would_not_take_is_refused(tmp_path):
+    own = tmp_path / "mine" / "model" / "linear.yaml"
+    own.parent.mkdir(parents=True)
+    shutil.copy(CONF / "model" / "linear.yaml", own)
+    complete([f"--config-dir={tmp_path}/mine", "--info"])
+    own.write_text("_target_: my.Linear\n")
+    with pytest.raises(ConfigError, match=r"mine/model/linear\.yaml is not used"):
+        complete([f"--config-dir={tmp_path}/mine", "--info"])

@@ -275,6 +275,19 @@ class LeavesOut(Trainer):
         return torch.optim.SGD([self.model[-1].bias], 0.1)
 
 
+class Loose(Trainer):
+    """Its temperature is trained, but is in no module."""
+
+    def configure_optimizers(self):
+        self.temperature = nn.Parameter(torch.ones(()))
+        return torch.optim.SGD([*self.model.parameters(), self.temperature], 0.1)
+
+
+def test_an_optimizers_weights_that_no_checkpoint_would_have_are_refused(tmp_path, error):
+    with error("1 weights that are in no module", "Loose"):
+        train(tmp_path, f"trainer._target_={__name__}.Loose")
+
+
 class NoneValidates(Images):
     def __init__(self, train, **options):
         super().__init__(train, **options)

@@ -30,6 +30,19 @@ class HalfLabelled(Images):
         return image, label if has_label else 9
 
 
+class Combined(torch.nn.Module):
+    def __init__(self, ignored):
+        super().__init__()
+        self.ignore = ignored
+        self.parts = torch.nn.ModuleList([CrossEntropyLoss(), CrossEntropyLoss(ignore_index=ignored)])
+
+
+@given(st.integers(0, 255))
+def test_the_label_is_found_inside_a_loss_that_consists_of_others(ignored):
+    assert Classification(THREE, loss=Combined(ignored)).ignored == ignored
+    assert Classification(THREE, loss=CrossEntropyLoss()).ignored == -100
+
+
 def means():
     processes = SimpleNamespace(device=torch.device("cpu"), gather=lambda value: [value], is_main=True)
     return Means(processes)

@@ -161,6 +161,17 @@ def test_the_dry_run_restores_weights_that_a_network_changes_in_whichever_mode_i
     assert all(map(torch.equal, before, trainer.model.parameters())) and trainer.model.training is mode
 
 
+def test_the_dry_run_leaves_what_a_network_does_once_to_training(trainer):
+    part = trainer.model[0]
+    part.is_initialized = False
+    part.statistics = None
+    with no_trace(trainer):
+        part.is_initialized = True
+        part.statistics = torch.ones(2)
+        part.cache = [1]
+    assert part.is_initialized is False and part.statistics is None and not hasattr(part, "cache")
+
+
 @pytest.mark.parametrize(("reduction", "expected"), [("sum", True), ("mean", False), (None, None), (print, False)])
 def test_whether_a_loss_of_batches_of_one_size_is_a_sum_is_only_known_by_what_it_says(
     trainer, caplog, reduction, expected
