@@ -47,9 +47,9 @@ YAMLS = {
 @pytest.mark.parametrize("content", YAMLS.values(), ids=YAMLS)
 def test_a_config_file(tmp_path, content):
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
-    (tmp_path / "conf" / "experiment" / "mine.yaml").write_bytes(content)
-    shown = run(tmp_path, f"--config-dir={tmp_path}/conf", "experiment=mine")
-    assert re.search("error|Error|Could not|mine", shown)
+    (tmp_path / "conf" / "experiment" / "spoilt.yaml").write_bytes(content)
+    shown = run(tmp_path, f"--config-dir={tmp_path}/conf", "experiment=spoilt")
+    assert re.search("error|Error|Could not|spoilt", shown)
     assert ("@package" in shown) == ("Key 'experiment' not in 'Config'" in shown)
 
 
