@@ -35,9 +35,10 @@ def build_task(section: dict[str, Any], dataset: Any) -> Task:
 
 
 def check_attributes(task: Any) -> None:
-    """Raises ConfigError for an attribute that has the name of one of Task, which is found before a module.
+    """Raises ConfigError for attributes of the task by which it would not get what it was given.
 
-    A function may be set in place of a method, and a value in place of a value.
+    A module or weight by the name of anything that the class Task has is not found: Python finds that of the class. A
+    value in place of a method cannot be called. A function may replace a method, and a value a value.
     """
     if not isinstance(task, Task):
         return

@@ -105,10 +105,10 @@ def check_folder(folder: Path) -> None:
 def check_names(config_dir: str | None) -> None:
     """Raises ConfigError if --config-dir has another file by a name of the repository's, which Hydra would take."""
     for conf in [ROOT / "conf", *ROOT.glob("extras/*/conf")] if config_dir else []:
-        for file in sorted(Path(str(config_dir)).rglob("*.yaml")):
-            ours = conf / file.relative_to(str(config_dir))
-            if ours.exists() and ours.read_bytes() != file.read_bytes():
-                raise ConfigError(f"{file} is not used, as {ours} has its name: choose another name")
+        for ours in sorted(conf.rglob("*.yaml")):  # theirs may be a folder of a million other files
+            theirs = Path(str(config_dir)) / ours.relative_to(conf)
+            if theirs.is_file() and theirs.read_bytes() != ours.read_bytes():
+                raise ConfigError(f"{theirs} is not used, as {ours} has its name: choose another name")
 
 
 def parsed(overrides: list[str]) -> dict[str, Override]:
