@@ -117,7 +117,7 @@ SETTINGS = {
     "task.class_weights=[]": "class_weights",
     "+callbacks.x=3": "callbacks.x=3",
     "task.class_weights=[1,2]": "weight of the loss has 2 numbers, and Classification has 10",
-    "callbacks.best._target_=training.callbacks.ema.EMA": "choose another name",
+    "callbacks.best._target_=training.callbacks.ema.EMA": "~callbacks.best.KEY",
     "+callbacks.best._target_=my.Best": "error: .*_target_=my.Best: there is a callback 'best'",
     "hydra/launcher=mine": "pip install",
     "callbacks.best.early_stop=late": "early_stop=late",

@@ -6,15 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from extras.optimizers.muon import Muon, matrices, muon_with_adamw
+from extras.optimizers.muon import Muon, matrices, muon_with_adamw, orthogonal
 from tests.configs import differing_weights, logged, stop, train, untimed
 from training.stopping import Stopped
 
 CNN = "model=small_cnn model.width=4"
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 2, 3, 3)])
-def test_muon_steps_matrices_as_torchs_own_does_and_convolutions_as_matrices(shape):
+SHAPES = [(5, 3), (3, 5), (4, 2, 3, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_muon_steps_matrices_as_torchs_own_does_and_convolutions_as_matrices(monkeypatch, shape):
+    monkeypatch.setattr("extras.optimizers.muon.iterated_in", lambda device: torch.bfloat16)  # as torch's does
     torch.manual_seed(0)
     ours = torch.randn(shape).requires_grad_()
     theirs = ours.detach().flatten(1).clone().requires_grad_()
@@ -26,6 +30,18 @@ def test_muon_steps_matrices_as_torchs_own_does_and_convolutions_as_matrices(sha
             weight.grad = gradient.reshape(weight.shape)
             optimizer.step()
     assert torch.equal(ours.flatten(1), theirs)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_on_a_cpu_the_iteration_has_the_precision_of_the_weights(shape):
+    torch.manual_seed(0)
+    matrix = torch.randn(shape).flatten(1)
+    result = orthogonal(matrix)
+    assert result.dtype == torch.float32
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    values = left.T @ result @ right.T  # the same singular vectors
+    assert torch.allclose(values, values.diagonal().diag(), atol=1e-4)
+    assert all(0.6 < value < 1.3 for value in values.diagonal())
 
 
 class Reader(nn.Module):
