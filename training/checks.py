@@ -1,5 +1,6 @@
 """Checks the first samples of a dataset. `check_dataset` is for the tests of your own dataset, too."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
@@ -21,6 +22,8 @@ from training.config import Config
 from training.processes import Processes
 from training.tasks import Task, wrong_label
 
+log = logging.getLogger(__name__)
+
 MOST_AS_TEXT = 10**7  # above this many numbers, as masks have, their text would take 15 times their memory
 
 
@@ -30,7 +33,8 @@ def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> 
     A test of a dataset: check_dataset(Plankton(train=False), Classification(Plankton)). Raises DataError.
     Its `read_batch`, if it has one, must write what `__getitem__` returns, so give it one without random augmentation.
     """
-    batch = check_batch(*read_first(dataset, collate), dataset, task)
+    first, doubled, _ = read_first(dataset, collate)
+    batch = check_batch(first, doubled, dataset, task)
     if collate is None and offers(dataset, "read_batch"):
         indices = np.arange(min(2, len(dataset)))
         spec = dataset.sample_spec()
@@ -51,12 +55,22 @@ def first_batches(datasets: list[Any], task: Task, collate: Callable | None, con
     settings: dict[str, Any] = {"num_workers": workers, "timeout": config.loader.timeout}
     settings["multiprocessing_context"] = config.loader.start_method
     with WorkerLoader(datasets, None, seed=config.seed, collate_fn=read, **settings) as loader:
-        batches: Any = zip(loader, datasets, strict=True)
-        return [check_batch(batch, doubled, dataset, task) for (batch, doubled), dataset in batches]
+        read_batches: Any = list(loader)
+    *_, (_, _, is_random) = read_batches
+    if is_random:
+        log.warning(
+            "data.collate gives other batches for the same samples, and it makes those of the test set too: what it "
+            "draws there changes the score. Augment in data.transform, or in the section augment, which is for "
+            "training alone"
+        )
+    checked = zip(read_batches, datasets, strict=True)
+    return [check_batch(batch, doubled, dataset, task) for (batch, doubled, _), dataset in checked]
 
 
-def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> tuple[Any, Any]:
-    """A batch of the first two samples, or of the only one, and the lengths of the tensors of one of them twice."""
+def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> tuple[Any, Any, bool]:
+    """A batch of the first two samples, or of the only one, the lengths of the tensors of one of them twice, and
+    whether `collate` gives other tensors for the same samples.
+    """
     name = type(dataset).__name__
     if not (is_stream(dataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
         raise DataError(f"{name} needs __len__ and __getitem__, or has to be an IterableDataset")
@@ -69,15 +83,25 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> t
     if collate is not None:
         copies: list[Any] = []
         with suppress(Exception):  # of samples that cannot be copied
-            copies = [*deepcopy(samples), *deepcopy(samples)]  # collate may change them
+            copies = [deepcopy(samples) for _ in range(3)]  # collate may change them
         batch = collate(samples)
-        return batch, lengths_of(collate(copies) if copies else batch)
+        if not copies:
+            return batch, lengths_of(batch), False
+        again = zip(tensors(batch), tensors(collate(copies[0])), strict=False)
+        is_random = any(differ(one, other) for one, other in again)
+        return batch, lengths_of(collate(copies[1] + copies[2])), is_random
     remedy = (
         "return tensors, arrays or numbers from __getitem__, end data.transform with a crop or a resize to one size, "
         "or set data.collate"
     )
     with explained(f"{name}: two samples cannot make a batch", remedy, (TypeError, ValueError, RuntimeError)):
-        return default_collate(samples), lengths_of(default_collate([*samples, *samples]))
+        return default_collate(samples), lengths_of(default_collate([*samples, *samples])), False
+
+
+def differ(ours: Tensor, theirs: Tensor) -> bool:
+    with suppress(Exception):  # of kinds that have no such functions, as nested ones
+        return not torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+    return False
 
 
 def lengths_of(batch: Any) -> Any:

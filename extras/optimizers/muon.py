@@ -73,7 +73,7 @@ class Muon(Optimizer):
 
 
 def iterated_in(device: torch.device) -> torch.dtype:
-    """The dtype of the iteration: bfloat16 is exact enough, and many times slower on a CPU that cannot compute in it."""
+    """The dtype of the iteration: bfloat16 is exact enough, but very slow on a CPU that cannot compute in it."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 

@@ -170,3 +170,20 @@ def test_steps_without_a_sample_are_left_out(tmp_path, caplog, more):
     assert checkpoint(tmp_path)["step"] == 16 and "batch without samples" in caplog.text
     assert all(weight.isfinite().all() for weight in checkpoint(tmp_path)["model"].values())
     assert None not in [line.get("loss", 0) for line in steps(tmp_path)]
+
+
+def noisy(samples):
+    batch = default_collate(samples)
+    return {**batch, "image": torch.randint_like(batch["image"], 256)}
+
+
+def with_missing(samples):
+    return {**default_collate(samples), "weight": torch.full((len(samples),), torch.nan)}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("collate", ["noisy", "with_missing"])
+def test_a_collate_function_that_draws_is_warned_of(tmp_path, caplog, collate, workers):
+    collates = f"data.collate={{_target_: {__name__}.{collate}}}"
+    train(tmp_path, collates, f"loader.num_workers={workers} train.epochs=1 data.length=64")
+    assert ("data.collate gives other batches" in caplog.text) == (collate == "noisy")
