@@ -71,9 +71,6 @@ class TaskMessage(NamedTuple):
     task_start: int  # where the pickled task begins in the slot
     task_size: int  # bytes
 
-    def pack(self) -> bytes:
-        return TASK_FORMAT.pack(*self)
-
     @classmethod
     def unpack(cls, data: bytes) -> TaskMessage:
         return cls(*TASK_FORMAT.unpack(data))
