@@ -27,7 +27,7 @@ def read_table(path: Path, columns: Sequence[str]) -> np.ndarray:
         for number, record in records(path, columns):
             unknown = [column for column in columns if column not in record]
             if unknown and not table:
-                raise DataError(f"{path} has no column {unknown[0]!r}, only {', '.join(map(str, record))}")
+                raise DataError(f"{path} has no column {unknown[0]!r}, only {', '.join(map(repr, record))}")
             cells = [text_of(number, column, record.get(column)) for column in columns]
             if any(cells) and "" in cells:
                 empty = columns[cells.index("")]

@@ -40,6 +40,8 @@ class Seeder:
     def _search(self) -> None:
         self._held = Held(self._called, self._counts)
         self._held.follow_code()
+        for kind in self._held.iterators:
+            warn_of_iterator(kind)
         reseeds = map(reseeder, self._held.generators.values())
         self.reseeds = [reseed for reseed in reseeds if reseed is not None]
 
@@ -85,6 +87,17 @@ def warn_of(kind: str) -> None:
         "read_batch and a batch's transform get",
         kind,
     )
+
+
+@cache
+def warn_of_iterator(kind: str) -> None:
+    worker = get_worker_info()
+    if worker is None or worker.id == 0:
+        log.warning(
+            "a dataset, collate_fn or transform holds an iterator (%s): if reading a sample advances it, samples "
+            "depend on the number of workers, and differ after a resume; compute what it gives from the index",
+            kind,
+        )
 
 
 def reseed_numpy(bits: Any, seed: int) -> None:

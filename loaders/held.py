@@ -34,11 +34,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from .randomness import GENERATORS, is_generator
-
-log = logging.getLogger(__name__)
 
 LONGEST = 64  # items: a container that has more is a long one, and is compared only once an epoch
 MOST = 10_000  # objects that are looked into
@@ -64,12 +61,14 @@ class Held:
 
     generators: by their ids, in the order in which they were found; numpy's as their bit generators.
     holders: the objects, containers, classes and cells of closures that were found: they may get other objects.
+    iterators: the names of the types of iterators, which reading a sample may advance.
     long: containers with more than LONGEST items.
     counts: False, if generators count only inside objects that can be called.
     """
 
     def __init__(self, objects: tuple[Any, ...], counts: bool = True) -> None:
         self.generators: dict[int, Any] = {}
+        self.iterators: set[str] = set()
         self.holders: list[Any] = []
         self.long: list[Any] = []
         self._seen: dict[int, Any] = {}  # keeps the objects: an id is reused
@@ -122,7 +121,7 @@ class Held:
             value, counts = found.pop()
             kind = type(value)
             if counts and kind in ITERATORS:
-                warn_of_iterator(kind.__name__)
+                self.iterators.add(kind.__name__)
             if kind in PLAIN or id(value) in self._seen or len(self._seen) > MOST or is_left_out(value):
                 continue
             self._seen[id(value)] = value
@@ -145,6 +144,13 @@ class Held:
             else:
                 self.holders.append(value)
             found += [(part, counts) for part in reversed(parts)]
+
+
+def generators_of(*objects: Any) -> list[Any]:
+    """Returns the random generators that the objects hold, also in closures and in what their code names."""
+    held = Held(objects)
+    held.follow_code()
+    return list(held.generators.values())
 
 
 def contents_of(value: Any) -> list[Any]:
@@ -187,17 +193,6 @@ def is_private(array: np.ndarray) -> bool:
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array.base is None
-
-
-@cache
-def warn_of_iterator(kind: str) -> None:
-    worker = get_worker_info()
-    if worker is None or worker.id == 0:
-        log.warning(
-            "a dataset, collate_fn or transform holds an iterator (%s): if reading a sample advances it, samples "
-            "depend on the number of workers, and differ after a resume; compute what it gives from the index",
-            kind,
-        )
 
 
 def is_class(value: Any) -> bool:

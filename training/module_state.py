@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loaders import is_generator
+from loaders import generators_of, is_generator
 from training.config import ConfigError
 from training.optimizer import RATES, plain, settings_of_groups
 from training.trainer import Trainer
@@ -19,6 +19,11 @@ log = logging.getLogger(__name__)
 CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 SETTINGS = (bool, int, float, str, type(None))  # other types, and classes derived from these, torch.load refuses
 SAME = (*RATES, "weight_decay", "requires_grad")  # settings with which processes would train different weights
+
+NOT_SAVED = (
+    "%s, which no checkpoint has: a resumed run draws other numbers from it; use the global generators, which are "
+    "seeded for each step"
+)
 
 
 class ModuleState:
@@ -111,20 +116,28 @@ class ModuleState:
         self._at_start |= {name: value for name, value in now.items() if value != before.get(name)}
 
     def warn_of_generators(self, callbacks: dict[str, Any]) -> None:
-        """Warns of random generators in attributes of the trainer, its modules and callbacks that do not save them."""
+        """Warns of random generators of the trainer, its modules and callbacks that do not save them.
+
+        The trainer and callbacks refer to the datasets, whose generators are seeded: only their attributes count.
+        """
         owners: dict[str, Any] = {"trainer": self._trainer, **self._modules()}
         owners |= {f"callbacks.{name}": callback for name, callback in callbacks.items()}
+        known: list[Any] = []
         for owner, value in owners.items():
             saves = getattr(type(value), "get_extra_state", None) not in (None, nn.Module.get_extra_state)
+            if saves:
+                known += generators_of(value)
             if saves or (owner.startswith("callbacks.") and hasattr(value, "state_dict")):
                 continue
             for name, part in getattr(value, "__dict__", {}).items():
                 if is_generator(part):
-                    log.warning(
-                        "%s.%s is a random generator, which no checkpoint has: a resumed run draws other numbers from "
-                        "it; use the global generators, which are seeded for each step",
-                        *(owner, name),
-                    )
+                    known += generators_of(part)
+                    log.warning(NOT_SAVED, f"{owner}.{name} is a random generator")
+        for name, network in self._trainer.all_modules.items():
+            hidden = [value for value in generators_of(network) if all(value is not one for one in known)]
+            if hidden:
+                kinds = ", ".join({type(value).__name__ for value in hidden})
+                log.warning(NOT_SAVED, f"{name} has a random generator ({kinds}) inside, or in its code")
 
     def altered(self) -> dict[str, Any]:
         """The settings, and what no state_dict has, that were changed since `begin`."""

@@ -15,7 +15,7 @@ from data import optional, read_numbers
 from data.batch_transform import BatchTransform, Normalize
 from data.subset import undivided
 from data.transform import form_of
-from loaders import build_loader, can_take_groups, takes_groups
+from loaders import build_loader, can_take_groups, takes_groups, tensors
 from training.build import build, function_of, parameters_of, target_of
 from training.config import Config, ConfigError
 from training.tasks import Task
@@ -55,7 +55,10 @@ class Preprocessing:
         for key, value in self._stated.items():
             is_used = fields and len(self.values.get(key) or ()) == channels
             if value is not None and not is_used:
-                raise ConfigError(f"data.{key}={value}: give null, or for uint8 images auto or a number per channel")
+                raise ConfigError(
+                    f"data.{key}={value}: give null, or for uint8 images (H, W, C), each in a field "
+                    "of its own, auto or a number per channel"
+                )
         if not fields:
             return None
         numbers: dict[str, Any] = {"mean": [0.5] * channels, "std": [0.25] * channels}
@@ -142,6 +145,16 @@ def check_layouts(inputs: dict[str, Any], model: dict[str, Any], means: Sequence
 
     model: the section. means: of the channels, as far as they are known. has_images: whether an input is an image.
     """
+    for name, batch in inputs.items():
+        is_image = isinstance(batch, Tensor) and batch.ndim == 4
+        raw = [] if is_image else [part for part in tensors(batch) if part.dtype == torch.uint8 and part.ndim > 3]
+        if raw:
+            log.warning(
+                "%r has %s: the network gets these numbers as they are, 0 to 255: only a field of one uint8 image "
+                "(H, W, C) per sample is normalised by a mean and a std; return such fields (task.inputs=[one,two]), "
+                "or scale them in the network",
+                *(name, form_of(raw[0][0])),
+            )
     parameters = parameters_of(target_of("model", model).func)
     sizes_network = "in_channels" in parameters and "in_channels" not in model
     stated = {len(mean) for mean in means if mean is not None} | {model.get("in_channels")}

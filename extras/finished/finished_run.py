@@ -7,6 +7,7 @@ this repository's code, as those settings say.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
@@ -155,7 +156,10 @@ def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:
 
 @contextmanager
 def saying_what_has_moved(data: dict[str, Any]) -> Iterator[None]:
-    """Adds the setting to an error of a dataset that names its value, if this path does not exist here."""
+    """Adds the setting to an error of a dataset that names its value, if this path does not exist here.
+
+    A value in quotes without a folder is the name of a column or of a class.
+    """
     try:
         yield
     except (ExpectedError, OSError) as error:
@@ -163,7 +167,8 @@ def saying_what_has_moved(data: dict[str, Any]) -> Iterator[None]:
         moved = []
         for key, value in flat(data).items():
             path = str(home_path(value)) if isinstance(value, str) else "."
-            is_named = re.search(rf"(?<![\w=]){re.escape(path)}(?!\w)", text)
+            quote = "" if os.sep in path else "'"
+            is_named = re.search(rf"(?<![\w={quote}]){re.escape(path)}(?!\w)", text)
             if is_named and not Path(path).exists():
                 moved.append(f"data.{key}=PATH")
         if not moved:

@@ -73,8 +73,8 @@ def prepare_of(samples: Any) -> Callable[[np.ndarray], Any]:
     """The dataset's `prepare`: see data/__init__.py."""
     dataset = undivided(samples)
     if not offers(dataset, "prepare") or optional(dataset, "prepare") is None:
-        remedy = "add this method to the class that has its __getitem__, which calls it"
-        raise ConfigError(f"{type(dataset).__name__} has no prepare(image), which new images need; {remedy}")
+        remedy = "add it to the class that has its __getitem__, which calls it"
+        raise ConfigError(f"{type(dataset).__name__} has no method prepare(image), which new images need; {remedy}")
     prepare: Callable[[np.ndarray], Any] = dataset.prepare
     return prepare
 

@@ -266,7 +266,10 @@ def test_a_list_has_its_lines_without_empty_ones_and_a_byte_order_mark(tmp_path,
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "names.txt").write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9 x\r\n\r\n \nb\n")
     assert read_lines("data.classes=", "~/names.txt") == ["caf\u00e9 x", "b"]
-    (tmp_path / "names.txt").write_bytes("b".encode("utf-16"))
+    for encoding in ("utf-16", "utf-8-sig"):
+        (tmp_path / "names.txt").write_text("caf\u00e9 x\r\n\r\nb", encoding)
+        assert read_lines("data.classes=", "~/names.txt") == ["caf\u00e9 x", "b"]
+    (tmp_path / "names.txt").write_bytes("\u00e9".encode("latin-1"))
     with refused(r"data.classes=~/names.txt"):
         read_lines("data.classes=", "~/names.txt")
 

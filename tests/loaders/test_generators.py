@@ -15,8 +15,7 @@ from example_datasets import contents
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders import Preloader, ResidentLoader, WorkerLoader
-from loaders.generators import Seeder, warn_of
-from loaders.held import warn_of_iterator
+from loaders.generators import Seeder, warn_of, warn_of_iterator
 
 COUNT = 128
 

@@ -4,11 +4,13 @@ from contextlib import nullcontext
 from inspect import isfunction
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
+from loaders import seed_globals
 from loaders.build import LOADERS
 from tests.configs import composed_by_hydra
 from tests.data.reading import refused
@@ -32,6 +34,23 @@ class NeedsSize:
 
 class Nothing:
     pass
+
+
+def test_a_module_that_draws_at_its_import_has_the_same_numbers_in_each_process_and_disturbs_no_others(
+    tmp_path, monkeypatch
+):
+    text = "import random, numpy, torch\nDRAWN = random.random(), *numpy.random.rand(2), *torch.rand(2).tolist()\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    drawn = []
+    for number in (1, 2):
+        (tmp_path / f"drawing_{number}.py").write_text(text + "def dataset(parts, train): return DRAWN")
+        seed_globals(number)
+        parts = [{"_target_": f"drawing_{number}.dataset", "parts": None, "train": True}]
+        drawn += build("data", {"_target_": "builtins.dict", "inside": parts})["inside"]
+        after = np.random.rand()
+        seed_globals(number)
+        assert after == np.random.rand()
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize(

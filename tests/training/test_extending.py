@@ -368,6 +368,28 @@ class SavesIt(Noisy):
         self.generator.set_state(state)
 
 
+GENERATOR = np.random.default_rng()
+
+
+class Hides(Noisy):
+    """One whose generator is in no attribute of a module."""
+
+    def __init__(self, num_classes, in_channels, image_size, place, **_):
+        super().__init__(num_classes, in_channels, image_size)
+        generator = self.generator
+        del self.generator
+        if place == "container":
+            self.generators = {"first": [generator]}
+        if place == "closure":
+            self.noise = lambda images: torch.rand(1, generator=generator)
+        if place == "hook":
+            self.register_forward_pre_hook(lambda module, images: (images[0] + torch.rand(1, generator=generator),))
+        self.is_global = place == "code"
+
+    def forward(self, images):
+        return super().forward(images) + (GENERATOR.random() if self.is_global else 0)
+
+
 class NoisyTrainer(Trainer):
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -391,6 +413,10 @@ class SavedCallback(NoisyCallback):
     ("setting", "named"),
     [
         ("model._target_", {"Noisy": "model.generator", "SavesIt": None}),
+        *(
+            (f"+model.place={place} model._target_", {"Hides": "model"})
+            for place in ("container", "closure", "hook", "code")
+        ),
         ("trainer._target_", {"NoisyTrainer": "trainer.generator"}),
         ("+callbacks.noisy._target_", {"NoisyCallback": "callbacks.noisy.generator", "SavedCallback": None}),
     ],

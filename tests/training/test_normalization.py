@@ -52,6 +52,35 @@ class Stream(IterableDataset):
         yield from (self.images[index] for index in range(first, len(self.images), step))
 
 
+class Views(Tinted):
+    """Two images in one field, or as a video."""
+
+    def __init__(self, train, form, **_):
+        super().__init__(train)
+        self.form = form
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        image = sample["image"]
+        forms = {
+            "pair": (image, image),
+            "dict": {"left": image},
+            "video": torch.stack([image, image]),
+            "floats": image / 255,
+        }
+        return {"image": forms[self.form], "label": sample["label"]}
+
+
+class OfViews(torch.nn.Linear):
+    def __init__(self, num_classes, **_):
+        super().__init__(8 * 8 * 3, num_classes)
+
+    def forward(self, images):
+        while not isinstance(images, torch.Tensor):
+            images = next(iter(images.values() if isinstance(images, dict) else images))
+        return super().forward(images.float().flatten(1)[:, :192])
+
+
 class Grey(Tinted):
     def __init__(self, train, **_):
         super().__init__(train)
@@ -165,3 +194,10 @@ def test_a_parameter_of_the_name_of_a_key_of_any_dataset_is_warned_of_once(tmp_p
     with refused("give at least 2 folds") if key == "fold" else nullcontext():
         train(tmp_path, f"data._target_={HERE}.Tinted data.{key}={value} train.batch_size=16 train.epochs=1")
     assert sum(f"has a parameter {key}, which does not get data.{key}" in text for text in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("form", ["pair", "dict", "video", "floats"])
+def test_uint8_images_that_are_not_normalised_are_warned_of(tmp_path, caplog, form):
+    views = f"data._target_={HERE}.Views +data.form={form} model._target_={HERE}.OfViews train.epochs=1"
+    train(tmp_path, views)
+    assert ("as they are, 0 to 255" in caplog.text) == (form != "floats")
