@@ -44,12 +44,7 @@ class Reading:
     work: Work = NO_WORK
     task: Any = None  # the engine sets it
     is_transformed: bool = False  # the batch has gone through the Preloader's transform
-    # A worker process leaves its batch in a slot:
-    pickle_start: int = 0  # where the batch's pickle begins
-    pickle_size: int = 0
-    tensor_bytes: int = 0
-    used: int = 0  # bytes of the slot
-    keeps_slot: bool = False  # the worker, or a process that it forked, can still read what it wrote
+    message: Any = None  # an AnswerMessage, from a worker process: its batch lies in a slot
 
     @property
     def has_batch(self) -> bool:
@@ -86,7 +81,7 @@ class AnswerMessage(NamedTuple):
     notes_size: int = 0  # bytes; 0: no notes
     tensor_bytes: int = 0
     used: int = 0  # bytes of the slot
-    keeps_slot: bool = False  # see Reading
+    keeps_slot: bool = False  # the worker, or a process that it forked, can still read what it wrote
     work: Work = NO_WORK
 
     def pack(self) -> bytes:
@@ -96,7 +91,7 @@ class AnswerMessage(NamedTuple):
     def unpack(cls, data: bytes) -> AnswerMessage:
         numbers = ANSWER_FORMAT.unpack_from(data)
         before_work = len(cls._fields) - 1
-        return cls._make([*numbers[:before_work], Work(*numbers[before_work:])])
+        return cls._make([*numbers[:before_work], Work._make(numbers[before_work:])])
 
 
 class Answer(NamedTuple):
