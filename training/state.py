@@ -6,7 +6,10 @@ training/resume.py decides what a run begins with.
 import logging
 from typing import Any
 
+from torch import Tensor
+
 from loaders import merge_states
+from training.checkpoint import file_of, read_checkpoint
 from training.config import ConfigError
 from training.optimizer import resume_optimizer, saved_optimizer, set_optimizer_mode
 from training.processes import is_sweep
@@ -57,6 +60,28 @@ def save(run: Run) -> None:
         return
     run.checkpoints.restart_interval()
     run.warn_of_nan(f"no checkpoint is saved: {', '.join(names[:3])}")
+
+
+def warn_of_unsaved(run: Run) -> None:
+    """Warns of weights and buffers that are not those of the last checkpoint. Called when training has ended."""
+    path = run.folder / "checkpoints" / file_of(run.progress.step)
+    if not (run.is_main and path.exists()):
+        return
+    saved = read_checkpoint(path)
+    set_optimizer_mode("eval", run.trainer.optimizers)
+    changed = []
+    for name, module in {"model": run.trainer.model, "ema_model": run.trainer.ema_model}.items():
+        values = {} if module is None else module.state_dict()
+        for key, value in values.items():
+            is_tensor = isinstance(value, Tensor)  # else extra state of a module
+            if is_tensor and ((value.cpu() != saved[name][key]) & ~value.cpu().isnan()).any():
+                changed.append(f"{name}.{key}")
+    if changed:
+        log.warning(
+            "a callback has changed %s after the last checkpoint was saved, so none has it: change it in on_step of "
+            "the last step",
+            ", ".join(changed[:3]),
+        )
 
 
 def resume(run: Run) -> None:

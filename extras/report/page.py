@@ -19,12 +19,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import yaml
 from PIL import Image
 
 from extras.report.curves import charts_of, number
 from training.checkpoint import file_of, step_files
-from training.command_line import COMMAND, value_of
+from training.command_line import earlier_command, value_of
 from training.config import ROOT, ConfigError
 from training.files import line_of, read_json
 from training.page import embedded, write_page
@@ -111,8 +110,9 @@ def duration(seconds: float) -> str:
 
 def commands_of(folder: Path, facts: dict[str, Any]) -> dict[str, str]:
     """Commands to paste in the repository's folder, by what they do."""
-    typed = folder / COMMAND
-    command = yaml.safe_load(typed.read_text()) if typed.exists() else {"flags": [], "overrides": []}
+    command: dict[str, list[str]] = {"flags": [], "overrides": []}
+    with suppress(ConfigError):  # a run that no command line has begun
+        command = earlier_command(folder)
     flags = [flag for flag in command["flags"] if flag != "--config-name=config"]  # which is the default
     path = folder.resolve()
     resume = ["python", "train.py", f"train.resume={value_of(path)}"]

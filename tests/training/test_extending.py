@@ -1,13 +1,16 @@
 """The extension points of a run, used as a fork uses them: one small run each."""
 
+import json
 import math
 import re
+from contextlib import nullcontext
 from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import WeightedRandomSampler
 
 from tests.configs import (
@@ -445,6 +448,75 @@ def test_the_learning_rate_follows_its_schedule(tmp_path, schedule, middle, last
     rates = logged(tmp_path, "lr")
     assert (max(rates), rates[-1]) == pytest.approx((0.25, last), rel=0.05, abs=0.005)
     assert rates[7:9] == pytest.approx(middle, rel=0.01)
+
+
+def poly(optimizer, power, total):
+    return LambdaLR(optimizer, lambda step: (1 - step / total) ** power)
+
+
+@pytest.mark.parametrize(("total", "ends"), [(16, False), (15, False), (8, True)])
+@pytest.mark.parametrize("power", [1.0, 0.9])
+def test_a_rate_that_is_no_number_from_0_ends_the_run_before_the_step_that_would_have_it(
+    tmp_path, error, total, ends, power
+):
+    schedule = f"schedule._target_={__name__}.poly +schedule.power={power} +schedule.total={total} data.length=128"
+    with error("the schedule gives the learning rate .* for step 10 of 16") if ends else nullcontext():
+        train(tmp_path, schedule, "train.epochs=4")
+    assert all(isinstance(rate, float) for rate in logged(tmp_path, "lr")[:-1])
+
+
+class WithOwnMethods(nn.Linear):
+    """A network with a training loop of its own, whose methods have names of torch's."""
+
+    def __init__(self, num_classes, in_channels, image_size, **_):
+        super().__init__(in_channels * image_size**2, num_classes)
+
+    def forward(self, images):
+        return super().forward(images.flatten(1))
+
+    def compile(self, optimizer, loss):
+        raise AssertionError("it is for another program")
+
+
+class Trains(WithOwnMethods):
+    def train(self, loader, epochs):
+        raise AssertionError("it is for another program")
+
+
+class Evaluates(WithOwnMethods):
+    def eval(self, images):
+        raise AssertionError("it is for another program")
+
+
+def test_methods_of_a_network_that_are_something_else_than_torchs_are_refused_or_not_called(tmp_path, error):
+    for kind in ("Trains", "Evaluates"):
+        with error(rf"model: {kind}\.\w+ is called with .*rename"):
+            train(tmp_path / kind, f"model._target_={__name__}.{kind}")
+    train(tmp_path, f"model._target_={__name__}.WithOwnMethods train.compile=true train.max_steps=1")
+
+
+class Recalibrates:
+    """Changes a weight in the method `at` of the last epoch."""
+
+    def __init__(self, at):
+        setattr(self, at, self.change)
+
+    def change(self, run, *_):
+        if run.progress.step == run.progress.last_step:
+            next(run.trainer.model.parameters()).data.mul_(2)
+
+
+@pytest.mark.parametrize(("at", "is_saved"), [("on_step", True), ("on_evaluation", False), ("on_epoch_end", False)])
+def test_weights_that_are_changed_after_the_last_checkpoint_are_warned_of(tmp_path, caplog, at, is_saved):
+    train(tmp_path, f"+callbacks.late={{_target_: {__name__}.Recalibrates, at: {at}}} callbacks.ema.decay=0.9")
+    assert ("after the last checkpoint was saved" in caplog.text) == (not is_saved)
+
+
+@pytest.mark.parametrize("step", ["1", None, [3]])
+def test_a_folder_with_the_metrics_of_another_program_is_refused(tmp_path, error, step):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": step, "score": 1}))
+    with error(r"metrics\.jsonl is of another program"):
+        train(tmp_path)
 
 
 # Samplers

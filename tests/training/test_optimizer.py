@@ -104,6 +104,22 @@ def test_frozen_layers_and_their_norms_are_trained_after_some_epochs_unless_a_re
     assert not any(value.any() for name, value in start.items() if name.endswith(("running_mean", "batches_tracked")))
 
 
+class Looks:
+    """Looks at what the network gives, as many callbacks do."""
+
+    def on_epoch_end(self, run):
+        run.trainer.model.eval()
+        run.trainer.model.train()
+
+
+def test_the_statistics_of_frozen_norms_stay_although_a_callback_sets_the_whole_network_to_training(tmp_path):
+    train(tmp_path, FROZEN, f"+callbacks.looks._target_={__name__}.Looks")
+    weights = checkpoint(tmp_path)["model"]
+    assert not any(
+        value.any() for name, value in weights.items() if name.endswith(("running_mean", "batches_tracked"))
+    )
+
+
 def test_the_learning_rate_rises_in_a_line_and_falls_as_half_a_cosine():
     (share,) = cosine(build_optimizer(nn.Linear(1, 1, bias=False), SGD), warmup_steps=2, total_steps=10).lr_lambdas[:1]
     assert [share(step) for step in (0, 1, 2, 4, 6, 10)] == pytest.approx([1 / 3, 2 / 3, 1, 0.8536, 0.5, 0], abs=1e-4)

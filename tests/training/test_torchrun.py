@@ -221,6 +221,19 @@ def test_processes_train_the_jobs_of_a_sweep_one_after_the_other_in_one_folder(p
 
 
 @pytest.mark.slow
+def test_a_program_may_train_several_runs_one_after_the_other(python, tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import pathlib, sys\nfrom tests.configs import train\n"
+        "for seed in ('0', '1'):\n    train(pathlib.Path(sys.argv[1]) / seed, 'train.max_steps=2', f'seed={seed}')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(CONF.parent)}
+    command = ["-c", TORCHRUN, 0, "1", tmp_path / "program.py", tmp_path]
+    with python.start(*command, env=environment, cwd=tmp_path) as program:
+        text = "".join(program.communicate(LONG))
+    assert program.returncode == 0 and all(checkpoint(tmp_path / seed)["step"] == 2 for seed in "01"), text
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "thaws",
     [
