@@ -9,8 +9,12 @@ and calls no code of the user's. Three kinds of objects are not walked like that
   attributes, and in the end with the variables that its code names: in the user's own modules.
 - Classes and functions of Python, torch and numpy are left out, and objects that lead to everything (OPAQUE).
 - The items of a long container come last, and so do the results that a cache has kept.
+
+Memory is compared whoever shares it. Nothing tells what has changed outside the objects: in a file (so memory that can
+only be read is left out, if it belongs to another object), or in the process of a multiprocessing.Manager.
 """
 
+import ctypes
 import gc
 import logging
 import sys
@@ -19,6 +23,7 @@ from collections import deque
 from contextlib import suppress
 from functools import cache
 from itertools import chain, count, cycle, islice
+from mmap import mmap
 from pathlib import PosixPath, WindowsPath
 from types import (
     CodeType,
@@ -52,6 +57,7 @@ PLAIN |= {MemberDescriptorType, GetSetDescriptorType, WrapperDescriptorType}  # 
 OPAQUE = (ModuleType, FrameType, GeneratorType, CodeType, logging.Logger, type(vars(ABC)["_abc_impl"]))
 CACHE = type(cache(len))
 ITERATORS = {cycle, count, chain, islice, map, zip, enumerate, GeneratorType}
+BUFFERS = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union, mmap, memoryview)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "numpy"}
 
@@ -174,13 +180,15 @@ def content_of(part: Any) -> Any:
         return kind, part
     if issubclass(kind, np.generic):
         return kind, part.tobytes()
-    if kind is np.ndarray and is_private(part):
-        return part.dtype, part.shape, part.flat[spots_of(part.size)].tobytes()
-    if kind is torch.Tensor and part.device.type == "cpu":
+    if kind in (torch.Tensor, torch.nn.Parameter) and part.device.type == "cpu":
         with suppress(RuntimeError):  # sparse, quantized, nested and others do not give their items
-            if not part.is_shared():
-                items = part.detach().take(torch.from_numpy(spots_of(part.numel())))
-                return part.dtype, part.shape, items.view(torch.uint8).numpy().tobytes()
+            items = part.detach().take(torch.from_numpy(spots_of(part.numel())))
+            return part.dtype, part.shape, items.view(torch.uint8).numpy().tobytes()
+    if issubclass(kind, (np.ndarray, *BUFFERS)):
+        with suppress(ValueError):  # a closed map, or gaps in a memoryview
+            array = np.asarray(part) if issubclass(kind, np.ndarray) else np.frombuffer(part, np.uint8)
+            if can_change(array):
+                return array.dtype, array.shape, array.flat[spots_of(array.size)].tobytes()
     return id(part)
 
 
@@ -188,11 +196,11 @@ def spots_of(size: int) -> np.ndarray:
     return np.linspace(0, size - 1, size if size <= SPOTS else FEW_SPOTS, dtype=np.int64)
 
 
-def is_private(array: np.ndarray) -> bool:
-    """Whether an array's memory belongs to no other object, such as a memory map, which workers see as it is."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array.base is None
+def can_change(owner: Any) -> bool:
+    """Whether an array's memory is its own, or can be written to: else it may be a file that has to be read."""
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return owner.base is None or owner.flags.writeable
 
 
 def is_class(value: Any) -> bool:

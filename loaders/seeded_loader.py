@@ -45,7 +45,7 @@ class SeededLoader(WorkerLoader[T_co]):
     _plan: Plan | None = None  # the newest epoch's
     _current: EpochIterator | None = None  # the iterator behind next(loader)
     _length = 0  # the dataset's length when the workers got it
-    _contents: Any = None  # what it held then; without worker copies its sample_spec()
+    _contents: Any = None  # what it held then; without such workers its sample_spec()
 
     def __iter__(self) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -53,8 +53,7 @@ class SeededLoader(WorkerLoader[T_co]):
         self._check_open()
         position = self._next_position()
         length = length_of(self.dataset)
-        has_copies = self._persists and self.num_workers > 0 and self.worker_method != "thread"
-        contents = contents_of(self.dataset) if has_copies else self._spec()
+        contents = contents_of(self.dataset) if self._persists and self.num_workers > 0 else self._spec()
         name = type(self.dataset).__name__
         if self._engine is not None and (self._length != length or self._contents != contents):
             if self._length != length:

@@ -65,9 +65,12 @@ class Levelled(Numbers):
         ]
         self.parts = [part]
         self.level = level
+        self.read = multiprocessing.Semaphore(0)
 
     def __getitem__(self, index):
-        return os.getpid(), float(self.kind * self.level(self.parts[0]))
+        level = float(self.kind * self.level(self.parts[0]))
+        self.read.release()
+        return os.getpid(), level
 
 
 LEVELS = {  # a part of a dataset, its level, and what changes that to 2, or returns what takes its place
@@ -77,6 +80,22 @@ LEVELS = {  # a part of a dataset, its level, and what changes that to 2, or ret
     "numpy's number": (lambda: np.float32(1), float, lambda part: np.float32(2)),
     "item of an array": (lambda: np.ones(60_000), lambda part: part[77], lambda part: part.__setitem__(77, 2)),
     "item of a tensor": (lambda: torch.ones(3, 2), lambda part: part[0, 1], lambda part: part.fill_(2)),
+    "shared value": (
+        lambda: multiprocessing.Value("i", 1),
+        lambda part: part.value,
+        lambda part: setattr(part, "value", 2),
+    ),
+    "shared array": (
+        lambda: np.frombuffer(multiprocessing.RawArray("b", b"\1"), np.int8),
+        lambda part: part[0],
+        lambda part: part.fill(2),
+    ),
+    "shared tensor": (lambda: torch.ones(2).share_memory_(), lambda part: part[0], lambda part: part.fill_(2)),
+    "parameter": (
+        lambda: torch.nn.Parameter(torch.ones(2)),
+        lambda part: part[0].item(),
+        lambda part: torch.nn.init.constant_(part, 2),
+    ),
     "bfloat16": (lambda: torch.ones(3).bfloat16(), lambda part: part[0], lambda part: part.fill_(2)),
     "enum": (lambda: Colour.RED, lambda part: part.value, lambda part: Colour.BLUE),
     "tuple": (lambda: (Part((0, 1)),), lambda part: part[0].level[1], lambda part: setattr(part[0], "level", (0, 2))),
@@ -89,15 +108,20 @@ LEVELS = {  # a part of a dataset, its level, and what changes that to 2, or ret
 }
 
 
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 @pytest.mark.parametrize("attribute", LEVELS)
-def test_workers_get_what_has_changed_between_two_epochs_and_restart_only_for_it(attribute, monkeypatch):
+def test_workers_get_what_has_changed_between_two_epochs_and_restart_only_for_it(
+    attribute, method, monkeypatch, bound
+):
     make, level, change = LEVELS[attribute]
     monkeypatch.setattr(Levelled, "kind", 1)
     dataset = Levelled(make(), level)
-    with WorkerLoader(dataset, 4, seed=0, num_workers=1, persistent_workers=True) as loader:
+    with WorkerLoader(dataset, 4, seed=0, num_workers=1, persistent_workers=True, worker_method=method) as loader:
         (before,) = loader
         vars(dataset)  # Python may make this dict only now, which changes nothing
         (unchanged,) = loader
+        for _ in range(4 * 4):  # the next two epochs are loaded ahead
+            assert dataset.read.acquire(timeout=bound)
         replacement = change(dataset.parts[0])
         if replacement is not None:
             dataset.parts[0] = replacement
@@ -190,14 +214,27 @@ def test_with_prefetch_factor_auto_what_is_loaded_ahead_takes_an_eighth_of_the_m
     assert max(leads) == depth
 
 
-def test_the_next_epochs_first_batches_are_loaded_while_the_loop_evaluates(bound):
-    dataset = Started()
-    with WorkerLoader(dataset, 4, num_workers=2, worker_method="thread", seed=0, persistent_workers=True) as loader:
+class Counted(Numbers):
+    """Counts the samples that were begun, which changes none of its attributes."""
+
+    def __init__(self):
+        super().__init__(60)
+        self.begun = multiprocessing.Semaphore(0)
+
+    def __getitem__(self, index):
+        self.begun.release()
+        return index
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_the_next_epochs_first_batches_are_loaded_while_the_loop_evaluates(method, bound):
+    dataset = Counted()
+    with WorkerLoader(dataset, 4, num_workers=2, worker_method=method, seed=0, persistent_workers=True) as loader:
         list(loader)
-        with dataset.progress:
-            assert dataset.progress.wait_for(lambda: dataset.begun >= 60 + 4 * 4, bound)
+        for _ in range(60 + 4 * 4):
+            assert dataset.begun.acquire(timeout=bound)
         assert len(list(loader)) == 15
-    assert dataset.begun <= 2 * 60 + 5 * 4, "what was loaded ahead was used"
+    assert dataset.begun.get_value() <= 60 + 4, "what was loaded ahead was used"
 
 
 # What else a loader does
