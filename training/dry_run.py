@@ -44,6 +44,8 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
             "whether the loss adds up samples is not known, so not assumed: that of the first ones is 0, or they "
             "cannot be repeated"
         )
+    if trainer.training_loss_is_sum:
+        log.info("the loss adds up samples: the gradients are its own, and it is logged divided by their number")
     check_sum(trainer)
     check_optimized(trainer)
     if left_out := trainer.metrics.left_out:
