@@ -52,6 +52,7 @@ class SeededLoader(WorkerLoader[T_co]):
             return torch._dynamo.disable(self.__iter__)()
         self._check_open()
         position = self._next_position()
+        base_seed = int(fold(self.seed or 0, self.rank) >> np.uint64(2))
         length = length_of(self.dataset)
         contents = contents_of(self.dataset) if self._persists and self.num_workers > 0 else self._spec()
         name = type(self.dataset).__name__
@@ -61,14 +62,15 @@ class SeededLoader(WorkerLoader[T_co]):
                 log.warning(sentence, name, self._length, length)
             else:
                 log.info("attributes of %s have changed: the workers restart, to get them", name)
+            stats = self._engine.stats
             self._engine.close()
-            self._engine = None
+            self._engine = self._build_engine(base_seed)
+            self._engine.stats = stats  # totals, and what was warned of
         self._length = length
         self._contents = contents
         pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
         consumer = Consumer(position)
         plan = self._plan_of(consumer)
-        base_seed = int(fold(self.seed or 0, self.rank) >> np.uint64(2))
         iterator = self._start(plan, consumer, base_seed)
         # From here on no call, after which a signal handler could raise: the epoch would be spent.
         attributes = vars(self)

@@ -1,5 +1,6 @@
 """Nothing kills an epoch: workers that die, hang or do not start, samples that cannot be read, a full machine."""
 
+import builtins
 import multiprocessing
 import os
 import resource
@@ -165,6 +166,44 @@ def test_bad_samples_are_left_out_and_all_else_stays_as_it_was(kind, reader, cap
         keep = [row for row, index in enumerate(whole["index"]) if index not in bad]
         for name in ["index"] if draws_anew else whole:
             assert batch[name] == [whole[name][row] for row in keep]
+
+
+class WithDefault(Exception):
+    message = "cannot read"
+
+    def __init__(self, path):
+        super().__init__(path)
+
+
+class WithProperty(WithDefault):
+    @property
+    def message(self):
+        return f"cannot read {self.args[0]}"
+
+
+class Keyed(ValueError):
+    def __init__(self, *, path):
+        super().__init__(path)
+
+
+def grouped(path):
+    return getattr(builtins, "ExceptionGroup", WithDefault)(path, [OSError(path)])  # Python 3.10 has none
+
+
+@pytest.mark.parametrize("made", [WithDefault, WithProperty, lambda path: Keyed(path=path), grouped])
+def test_an_error_that_cannot_be_made_anew_is_a_runtime_error_with_all_that_the_worker_said(made, seed):
+    class Unreadable(Numbers):
+        def __getitem__(self, index):
+            if index == 3:
+                raise made("3.png")
+            return index
+
+    with WorkerLoader(Unreadable(6), 2, num_workers=1, seed=seed) as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1]
+        with pytest.raises(RuntimeError, match=r"(?s)in __getitem__.*3\.png"):
+            next(iterator)
+        assert next(iterator).tolist() == [4, 5]
 
 
 class FirstWaits(Numbers):
