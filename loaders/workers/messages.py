@@ -14,7 +14,8 @@ from ..errors import ExpectedError
 from ..work import Work
 
 TASK_FORMAT = struct.Struct("6q")  # of a TaskMessage
-ANSWER_FORMAT = struct.Struct("7q?6d")  # of an AnswerMessage
+ANSWER_FORMAT = struct.Struct("7q?")  # of an AnswerMessage
+WORK_FORMAT = struct.Struct("6d")  # of the Work behind it
 READY = -1
 FULL = -2
 ROOM = 4 + ANSWER_FORMAT.size + (1 << 12)  # bytes of the longest message
@@ -43,6 +44,7 @@ class Reading:
     is_empty: bool = False  # the stream had ended before: there is no batch
     work: Work = NO_WORK
     task: Any = None  # the engine sets it
+    ticket: int = -1
     is_transformed: bool = False  # the batch has gone through the Preloader's transform
     message: Any = None  # an AnswerMessage, from a worker process: its batch lies in a slot
 
@@ -66,15 +68,11 @@ class TaskMessage(NamedTuple):
     task_start: int  # where the pickled task begins in the slot
     task_size: int  # bytes
 
-    @classmethod
-    def unpack(cls, data: bytes) -> TaskMessage:
-        return cls(*TASK_FORMAT.unpack(data))
-
 
 class AnswerMessage(NamedTuple):
-    """From a worker process: where the batch lies in the slot, and notes on it, if there are any."""
+    """From a worker process: where the batch lies in the slot, and notes on it, if there are any; its Work follows."""
 
-    ticket: int  # or READY; or FULL, and a sentence follows the message
+    ticket: int  # or READY, and nothing follows; or FULL, and a sentence follows
     pickle_start: int = 0  # where the pickled batch begins in the slot
     pickle_size: int = 0  # bytes
     notes_start: int = 0
@@ -82,23 +80,6 @@ class AnswerMessage(NamedTuple):
     tensor_bytes: int = 0
     used: int = 0  # bytes of the slot
     keeps_slot: bool = False  # the worker, or a process that it forked, can still read what it wrote
-    work: Work = NO_WORK
-
-    def pack(self) -> bytes:
-        return ANSWER_FORMAT.pack(*self[:-1], *self.work)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> AnswerMessage:
-        numbers = ANSWER_FORMAT.unpack_from(data)
-        before_work = len(cls._fields) - 1
-        return cls._make([*numbers[:before_work], Work._make(numbers[before_work:])])
-
-
-class Answer(NamedTuple):
-    """A worker has read the task with this ticket, or failed to."""
-
-    ticket: int
-    reading: Reading
 
 
 @dataclass
