@@ -13,7 +13,7 @@ from example_datasets import Numbers, contents
 
 from loaders.randomness import Random
 
-FORKED = ("processes", "independent", "threads", "streams", "preloader", "preloader_at_depth_0")
+FORKED = ("processes", "independent", "threads", "streams", "torch", "preloader", "preloader_at_depth_0")
 
 
 def in_child(function, bound):
@@ -146,17 +146,17 @@ def test_one_thread_at_a_time_starts_workers_and_a_child_does_not_wait_for_it(py
 
 EXITING_CHILD = """
 import gc, os, sys
-from loaders import Preloader, WorkerLoader
+from loaders import Preloader, TorchLoader, WorkerLoader
 
-for seed in (0, None):
-    loader = WorkerLoader(range(80), 4, num_workers=2, seed=seed, persistent_workers=True)
+for kind, seed in ((WorkerLoader, 0), (WorkerLoader, None), (TorchLoader, 0), (TorchLoader, 1)):
+    loader = kind(range(80), 4, num_workers=2, seed=seed, persistent_workers=True)
     if seed == 0:
         loader = Preloader(loader, "cpu", 2)
     batches = iter(loader)
     seen = next(batches).tolist()
     child = os.fork()
     if child == 0:
-        if seed is None:
+        if seed != 0:
             del loader, batches
             gc.collect()
         sys.exit(0)
@@ -169,4 +169,4 @@ for seed in (0, None):
 
 def test_a_child_that_exits_leaves_its_parents_workers_alone(python, bound):
     done = python.run("-c", EXITING_CHILD, timeout=bound, check=True)
-    assert done.stdout == 2 * "True 0\n"
+    assert done.stdout == 4 * "True 0\n"

@@ -1,5 +1,9 @@
 """What is particular to TorchLoader and CachedLoader; what all loaders promise is in test_contract.py."""
 
+import multiprocessing
+import os
+import signal
+
 import pytest
 import torch
 from every_loader import ordered
@@ -35,6 +39,27 @@ def test_a_worker_that_fails_is_torchs_error_and_ends_the_epoch(torch_looks_ofte
         with pytest.raises(RuntimeError, match="ended this epoch"):
             next(iterator)
     loader.close()
+
+
+def strike(number):
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, number)
+
+
+def test_ctrl_c_reaches_no_worker(make):
+    iterator = iter(make(Numbers(60), num_workers=1))
+    seen = [next(iterator)]
+    strike(signal.SIGINT)
+    assert contents([*seen, *iterator]) == ordered(0, 60, 2, shuffle=False)
+
+
+def test_after_an_epoch_that_a_dead_worker_has_ended_the_next_has_new_workers(torch_looks_often, make):
+    loader = make(Numbers(60), num_workers=1)
+    next(loader)
+    strike(signal.SIGKILL)
+    with pytest.raises((RuntimeError, OSError, EOFError)):  # torch says that it has died, or that its connection broke
+        contents(iter(loader))
+    assert contents(loader) == ordered(0, 60, 2, shuffle=False)
 
 
 def test_ranks_augment_differently(make, num_workers):
