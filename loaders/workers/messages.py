@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..errors import ExpectedError
 from ..work import Work
 
-TASK_FORMAT = struct.Struct("6q")  # of a TaskMessage
+TASK_FORMAT = struct.Struct("5q")  # of a TaskMessage
 ANSWER_FORMAT = struct.Struct("7q?")  # of an AnswerMessage
 WORK_FORMAT = struct.Struct("6d")  # of the Work behind it
 READY = -1
@@ -65,8 +65,7 @@ class TaskMessage(NamedTuple):
     memory: int  # its number
     slot: int  # its number in the memory
     slot_size: int  # bytes
-    task_start: int  # where the pickled task begins in the slot
-    task_size: int  # bytes
+    task_size: int  # bytes of the pickled task, behind the slot's header
 
 
 class AnswerMessage(NamedTuple):
