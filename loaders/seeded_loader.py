@@ -41,6 +41,7 @@ class SeededLoader(WorkerLoader[T_co]):
 
     _needs_seed = True
     _consumer: Consumer | None = None  # where the newest epoch is
+    _first = 0  # number of the batch with which the newest epoch began
     _upcoming: Position | None = None  # where the next epoch begins, if that was named
     _plan: Plan | None = None  # the newest epoch's
     _current: EpochIterator | None = None  # the iterator behind next(loader)
@@ -51,7 +52,7 @@ class SeededLoader(WorkerLoader[T_co]):
         if torch.compiler.is_dynamo_compiling():
             return torch._dynamo.disable(self.__iter__)()
         self._check_open()
-        position = self._next_position()
+        position = self.next_position()
         base_seed = int(fold(self.seed or 0, self.rank) >> np.uint64(2))
         length = length_of(self.dataset)
         contents = contents_of(self.dataset) if self._persists and self.num_workers > 0 else self._spec()
@@ -76,6 +77,7 @@ class SeededLoader(WorkerLoader[T_co]):
         attributes = vars(self)
         attributes["_plan"] = plan
         attributes["_consumer"] = consumer
+        attributes["_first"] = position.batch
         attributes["_upcoming"] = None
         attributes["_current"] = None
         return iterator
@@ -132,11 +134,7 @@ class SeededLoader(WorkerLoader[T_co]):
 
         It is what `state_at` takes, and costs less than the state.
         """
-        consumer = self._consumer
-        plan = self._plan
-        if consumer is None or plan is None or no_batch_left(plan, consumer.position, self.steps_per_epoch):
-            return self._next_position()
-        return consumer.position
+        return self._left() or self.next_position()
 
     @property
     def at_epoch_end(self) -> bool:
@@ -174,17 +172,24 @@ class SeededLoader(WorkerLoader[T_co]):
                 "state that state_dict() returned"
             )
 
-    def _next_position(self) -> Position:
-        """Returns where the next `iter()` begins."""
+    def _left(self) -> Position | None:
+        """Returns where the newest epoch is; None if no batch is left in it."""
+        consumer = self._consumer
+        plan = self._plan
+        if consumer is None or plan is None or no_batch_left(plan, consumer.position, self.steps_per_epoch):
+            return None
+        return consumer.position
+
+    def next_position(self) -> Position:
+        """Returns where the next `iter()` begins. An epoch of which nothing was taken, nor will be, is not spent."""
         if self._upcoming is not None:
             return self._upcoming
+        left = self._left()
+        newest = self._newest()
+        will_go_on = not self._persists and newest is not None and newest.is_running
+        if left is not None and left.batch == self._first and not will_go_on:
+            return left
         return Position(0 if self._consumer is None else self._consumer.position.epoch + 1)
-
-    def fix_next_position(self, default: Position | None = None) -> Position:
-        """Returns where the next `iter()` begins, and keeps it so: at `default`, unless another position was named."""
-        if self._upcoming is None:
-            self._upcoming = default or self._next_position()
-        return self._upcoming
 
     def _order(self) -> Order:
         """Returns the order, with the length that the dataset or the sampler has now."""

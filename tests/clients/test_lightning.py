@@ -53,9 +53,7 @@ def test_training_gets_every_sample_once_an_epoch_in_the_order_of_the_epoch(kind
     epochs = list(module.trained.values())
     check_epochs(epochs)
     if kind != "unseeded":
-        # To see whether what is no DataLoader can be iterated over, Lightning begins an epoch of it: ours is 0.
-        first = int(kind == "preloader")
-        assert epochs == [seeded_epoch(epoch) for epoch in range(first, first + 3)]
+        assert epochs == [seeded_epoch(epoch) for epoch in range(3)]
 
 
 def test_validation_between_epochs_leaves_the_training_order_alone():
@@ -119,5 +117,5 @@ def test_two_processes_train_on_every_sample_once_an_epoch_in_another_order_each
     for name in ("unseeded", "seeded"):
         check_epochs([first + second for first, second in epochs(name)])
     # ... or leaves it to the loader.
-    for epoch, shares in enumerate(epochs("own_share"), start=1):  # 0 was begun to look at it
+    for epoch, shares in enumerate(epochs("own_share")):
         assert list(shares) == [seeded_epoch(epoch, rank=rank, world_size=2) for rank in range(2)]

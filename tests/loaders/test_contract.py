@@ -52,7 +52,22 @@ def test_a_newer_iterator_ends_the_older_one_unless_they_are_independent(case, b
     else:
         with pytest.raises(RuntimeError, match="ended this epoch"):
             next(older)
-        assert contents(newer) == case.batches(1)
+        assert contents(newer) == case.batches(0)  # nothing was taken of the older one
+
+
+def test_an_epoch_of_which_nothing_was_taken_is_not_spent(case, build):
+    loader = build()
+    iter(loader)
+    iterator = iter(loader)
+    assert take(iterator, 2) == case.batches(0)[:2]
+    state = saved(loader)
+    del iterator
+    loader.load_state_dict(state)
+    for _ in range(2):
+        iter(loader)
+        assert saved(loader) == state
+    assert contents(loader) == case.batches(0)[2:]
+    assert contents(loader) == case.batches(1)
 
 
 def test_next_starts_an_epoch_if_none_is_running(case, build):

@@ -73,6 +73,8 @@ class Sequences(RuleBasedStateMachine):
         self.loader = make(kind, dataset, self.size, **options)
         self.order = options
         self.upcoming = 0, 0
+        self.is_named = False
+        self.first = None  # where the running epoch began
         self.running = None
         self.iterator = None
 
@@ -108,9 +110,17 @@ class Sequences(RuleBasedStateMachine):
     @rule()
     def begin(self):
         older = self.iterator
+        is_untouched = self.running is not None and self.running == self.first and not self.case.is_independent
+        if is_untouched and self.running[1] >= len(self.batches(self.running[0])):
+            is_untouched = False
+            if self.case.is_stream:  # that nothing is left may not be known: so a loop names the next one
+                self.loader.set_epoch(self.upcoming[0])
         self.iterator = iter(self.loader)
-        self.running = self.upcoming
-        self.upcoming = self.upcoming[0] + 1, 0
+        if self.is_named or not is_untouched:
+            self.running = self.upcoming
+        self.first = self.running
+        self.is_named = False
+        self.upcoming = self.running[0] + 1, 0
         self.has_ended(older)
 
     def has_ended(self, older):
@@ -169,6 +179,7 @@ class Sequences(RuleBasedStateMachine):
     @rule(epoch=st.integers(0, 6))
     def name_an_epoch(self, epoch):
         self.loader.set_epoch(epoch)
+        self.is_named = True
         if self.upcoming[0] != epoch:
             self.upcoming = epoch, 0
 
