@@ -59,6 +59,8 @@ def complete(arguments: list[str]) -> list[str]:
     options = hydra_utils.get_args_parser().parse_intermixed_args(arguments)
     overrides: list[str] = options.overrides
     check_names(options.config_dir)
+    if options.multirun and (options.cfg or options.info):
+        raise ConfigError("--cfg and --info show the settings of one run: leave out -m, and give each key one value")
     flags = [argument for argument in arguments if argument not in overrides]
     by_key = parsed(overrides)
     if "" in by_key:

@@ -98,8 +98,8 @@ class ModuleState:
         owners: dict[str, Any] = {**self._owners(), **dict(self._trainer.named_weights())}
         for name, value in altered.items():
             path, _, attribute = name.rpartition(".")
-            if hasattr(owners.get(path), attribute):
-                current = getattr(owners[path], attribute)
+            if path == "trainer" or hasattr(owners.get(path), attribute):
+                current = getattr(owners[path], attribute, None)
                 if isinstance(current, Enum):
                     value = type(current)(value)
                 elif isinstance(value, Tensor):
@@ -142,7 +142,11 @@ class ModuleState:
     def altered(self) -> dict[str, Any]:
         """The settings, and what no state_dict has, that were changed since `begin`."""
         now = self._settings() | self._unsaved()
-        return {name: now[name] for name, value in self._at_start.items() if name in now and differ(now[name], value)}
+        changed = {
+            name: now[name] for name, value in self._at_start.items() if name in now and differ(now[name], value)
+        }
+        # A trainer may get attributes in its first step.
+        return changed | {name: now[name] for name in now.keys() - self._at_start if name.startswith("trainer.")}
 
     def check(self) -> None:
         """Raises ConfigError for a change that no resume could load, or with which processes train different weights.
@@ -202,6 +206,7 @@ class ModuleState:
         owners: dict[str, Any] = self._modules()
         if trainer.ema_model is not None:
             owners |= trainer.ema_model.named_modules(prefix="ema_model")
+        owners["trainer"] = trainer
         owners["task.own_loss"] = trainer.task.own_loss
         for kind, functions in (("scores", trainer.task.extra_scores), ("metrics", trainer.metrics.by_name)):
             owners |= {f"task.{kind}.{name}": function for name, function in functions.items()}
@@ -213,6 +218,8 @@ class ModuleState:
         for path, owner in self._owners().items():
             is_module = isinstance(owner, nn.Module)
             attributes = owner._buffers if is_module else getattr(owner, "__dict__", {})
+            if owner is self._trainer:
+                attributes = owner.own_attributes()
             for name in owner._non_persistent_buffers_set if is_module else attributes:
                 value = plain(attributes[name])
                 if isinstance(value, Tensor) and value.layout is torch.strided:

@@ -57,6 +57,7 @@ def save(run: Run) -> None:
     names = sorted(set().union(*run.processes.gather(run.module_state.not_finite())))
     if not names:
         run.checkpoints.save(state_of(run))
+        run.saved_step = run.progress.step
         return
     run.checkpoints.restart_interval()
     run.warn_of_nan(f"no checkpoint is saved: {', '.join(names[:3])}")

@@ -120,6 +120,11 @@ def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_the_sweeper_gets_their
     assert Returned.jobs[1].return_value == summary[summary["score"]]
 
 
+def test_a_sweep_whose_settings_are_asked_for_is_refused(command):
+    for flag in ("--cfg=job", "--info=config"):
+        assert "leave out -m" in command("-m", flag, "seed=0,1", ends_with=1)
+
+
 def test_a_signal_ends_a_sweep_and_not_only_its_job(command, tmp_path):
     command("-m", *FAST, *stop(1), "seed=0,1", "hydra.sweep.dir=sweep", ends_with=75)
     assert not (tmp_path / "sweep" / "1" / "metrics.jsonl").exists()

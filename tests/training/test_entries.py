@@ -100,6 +100,7 @@ SETTINGS = {
     "optim.layer_decay=2": "optim.layer_decay=2: give a number from 0 to 1",
     "train.unfreeze_after=1": "nothing is frozen",
     "data.streaming=never": "data.streaming=never",
+    "data.streaming=true": "data.streaming=true: data.synthetic.Synthetic has no stream",
     "data.collate=3": "data.collate=3",
     "data.collate={_target_: builtins.list}": "data.collate",
     "data.collate={_target_: builtins.len, _partial_: true}": "int",

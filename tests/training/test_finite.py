@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from data.synthetic import Synthetic
-from tests.configs import checkpoint, metrics, steps, train
+from tests.configs import checkpoint, metrics, steps, stop, train
+from training.stopping import Stopped
 from training.trainer import Trainer
 
 POISON = 133  # the sample that is read in a late step
@@ -86,6 +87,12 @@ def test_a_run_that_goes_on_with_nan_saves_no_such_weights_and_none_of_them_is_t
     assert unsaved and not any("is not finite" in text for text in unsaved)
     assert not (tmp_path / "checkpoints" / "best.pt").exists()
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text(), "it is null there"
+
+
+def test_a_signal_after_which_nothing_could_be_saved_says_so(tmp_path, poisoned_step):
+    with pytest.raises(Stopped, match="stopped by SIGTERM; not saved"):
+        train(tmp_path, POISONED, "train.stop_at_nan=false", *stop(poisoned_step))
+    assert max(saved(tmp_path)) == poisoned_step - 1
 
 
 def normed_to_nan(num_classes, in_channels, **_):

@@ -17,6 +17,7 @@ from tests.configs import (
     TWO_PARTS,
     checkpoint,
     differences,
+    logged,
     steps,
     train,
 )
@@ -187,3 +188,15 @@ def test_a_collate_function_that_draws_is_warned_of(tmp_path, caplog, collate, w
     collates = f"data.collate={{_target_: {__name__}.{collate}}}"
     train(tmp_path, collates, f"loader.num_workers={workers} train.epochs=1 data.length=64")
     assert ("data.collate gives other batches" in caplog.text) == (collate == "noisy")
+
+
+class Overwrites:
+    def on_evaluation(self, run, scores):
+        scores |= {"test_accuracy": 2.0, "test_own": 3.0}
+
+
+def test_a_score_that_a_callback_overwrites_stays_what_it_was_and_one_that_it_adds_is_in_the_summary(tmp_path, caplog):
+    summary = train(tmp_path, f"+callbacks.overwrites._target_={__name__}.Overwrites")
+    assert summary["test_accuracy"] == logged(tmp_path, "test_accuracy")[-1] < 2 and summary["test_own"] == 3
+    assert not any(name.startswith("trainer.") for name in checkpoint(tmp_path)["altered"])
+    assert "on_evaluation of callbacks.overwrites has set test_accuracy" in caplog.text

@@ -46,6 +46,7 @@ from training.config import checked
 from training.module_state import ModuleState
 from training.optimizer import settings_of_groups
 from training.stopping import Stopped
+from training.trainer import Trainer
 
 
 class Centred(nn.Module):
@@ -108,6 +109,26 @@ class Scales:
         run.trainer.model.scale = run.trainer.model.scale / 2
 
 
+class Remembers(Trainer):
+    """Has numbers and a tensor in attributes, one of them from its first step on."""
+
+    baseline = 0.0
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.centre = torch.zeros(())
+
+    def training_step(self, batch):
+        loss, outputs = super().training_step(batch)
+        self.baseline = 0.9 * self.baseline + 0.1 * loss.item()
+        self.centre = torch.lerp(self.centre, outputs.detach().mean(), 0.1)
+        if self.progress.step == 2:
+            self.third_loss = loss.item()
+        return loss * (1 + self.baseline + getattr(self, "third_loss", 0)) + (
+            outputs - self.centre
+        ).square().mean(), outputs
+
+
 PLATEAU = f"+callbacks.plateau._target_={EXTENSIONS}.Plateau train.epochs=4 train.log_interval=1"
 CONFIGS = {
     "six steps": "data.length=96 data.test_length=16 train.log_interval=2 train.clip_norm=1",
@@ -130,6 +151,7 @@ CONFIGS = {
     "what no state_dict has": f"model._target_={__name__}.Ranged task.loss={{_target_: {__name__}.Annealed}} "
     f"task.scores={{own_loss: {{_target_: {__name__}.Counted}}}} "
     f"callbacks.ema.decay=0.9 +callbacks.scales._target_={__name__}.Scales train.epochs=3",
+    "what a trainer remembers": f"trainer._target_={__name__}.Remembers",
     "mixture": MIXTURE,
     "batch sampler": f"batch_sampler._target_={EXTENSIONS}.Pairs train.last_batch=keep data.length=32",
     "what callbacks change": f"{TWO_PARTS} schedule=step schedule.step_size=1 train.epochs=3 "
@@ -311,6 +333,7 @@ LOOKS = CHANGES[-1]
         ("modules beside the network", "11 SIGTERM", "torch 0, workers 0"),
         ("states of parts", "5 SIGTERM, 10 error", "torch 0, workers 0, torch 0"),
         ("what no state_dict has", "5 SIGTERM, 8 evaluation, 13 error", ", workers 0, , "),
+        ("what a trainer remembers", "2 SIGTERM, 5 SIGTERM, 9 error", ", workers 0, , "),
         ("mixture", "2 SIGTERM", "torch 0, workers 1"),
         ("batch sampler", "5 SIGINT", "workers 0, workers 2"),
         ("what callbacks change", "3 SIGINT, 8 SIGTERM, 13 error", "torch 0, workers 0, torch 0, workers 1"),
