@@ -47,7 +47,7 @@ def test_kept_batches_never_change_whatever_is_loaded_afterwards_and_after_close
 
 @EVERY
 def test_keeping_the_labels_does_not_keep_the_images(make):
-    with make(WrittenImages(480), 8) as loader:
+    with make(WrittenImages(480), 6) as loader:
         labels = [batch["label"] for batch in loader]
         copied = loader.stats()["workers"]["copied_batches"]
     assert all(label.untyped_storage().nbytes() == label.nbytes for label in labels)
