@@ -57,7 +57,7 @@ def with_classes(
     if len(unknown) and not leaves_out:
         raise DataError(
             f"{name} has classes that {owner} does not have, {others}: its classes are {listed(names)}, those of "
-            f"{owner} are {listed(classes)}; give data with these names"
+            f"{owner} are {listed(classes)}; give data with these names, and each as often"
         )
     if len(unknown):
         log.warning("%s has classes that %s does not have, which are left out: %s", name, owner, others)
@@ -70,16 +70,18 @@ def with_classes(
 def numbers_in(classes: Sequence[str], names: Sequence[str]) -> np.ndarray:
     """The number in `classes` of each name, int64 (K,); -1 if it is not there.
 
-    Equal names, as ImageNet's two cranes, are told apart by their order.
+    Equal names, as ImageNet's two cranes, are told apart by their order, if both have as many of them.
     """
-    numbers = {name: number for number, name in enumerate(counted(classes))}
+    ours = Counter(classes)
+    theirs = Counter(names)
+    numbers = {entry: number for number, entry in enumerate(counted(classes)) if theirs[entry[0]] == ours[entry[0]]}
     folded: dict[str, int] = {}
     for number, name in enumerate(classes):
         is_new = folding(name) not in folded
         folded[folding(name)] = number if is_new else -1  # a and A are two classes here
     found = []
     for name, before in counted(names):
-        other = -1 if before else folded.get(folding(name), -1)
+        other = folded.get(folding(name), -1) if theirs[name] == 1 else -1
         found.append(numbers.get((name, before), other))
     return np.array(found, np.int64)
 

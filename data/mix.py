@@ -112,11 +112,10 @@ class Mix(ConcatDataset[Any]):
         return Mixture(lengths, tuple(self.weights[name] for name in self.names))
 
     @property
-    def labels(self) -> np.ndarray:
-        labels = [optional(part, "labels") for part in self.datasets]
-        if any(part is None for part in labels):
-            raise AttributeError("a part of the mixture has no labels")
-        return np.concatenate(labels)
+    def labels(self) -> np.ndarray | None:
+        """None if a part has none."""
+        labels: list[Any] = [optional(part, "labels") for part in self.datasets]
+        return None if any(part is None for part in labels) else np.concatenate(labels)
 
     def split_parts(self, choice: float | Fold) -> list["Mix"]:
         """Splits each part by itself: see data.subset.split."""

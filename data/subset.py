@@ -38,17 +38,21 @@ class Fold(NamedTuple):
 class Wrapper:
     """A dataset around another one, its `dataset`.
 
-    An attribute that only the dataset inside has, such as a callback's `level`, is set there: so it is used. What the
-    wrapper has itself, and whatever is set before its `dataset`, is its own.
+    An attribute that only the dataset inside has, such as a callback's `level`, is set there: so it is used. One that
+    both have is refused. What the wrapper alone has, and whatever is set before its `dataset`, is its own.
     """
 
     dataset: Any
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = vars(self)
-        is_own = name.startswith("_") or "dataset" not in own or name in own or hasattr(type(self), name)
-        if is_own or not hasattr(self.dataset, name):
+        if "dataset" not in own or not hasattr(self.dataset, name):
             super().__setattr__(name, value)
+        elif name in own or hasattr(type(self), name):
+            raise DataError(
+                f"{type(self).__name__}.{name} cannot be set: it holds a {type(self.dataset).__name__}, which has an "
+                f"attribute {name} too; set that of its `dataset`, or give yours another name"
+            )
         else:
             self._set_inside(name, value)
 
@@ -112,7 +116,7 @@ class Subset(Wrapper):
     def _of(self, dataset: Any) -> Any:
         """The samples at the same indices of another dataset."""
         other = copy(self)
-        other.dataset = dataset
+        vars(other)["dataset"] = dataset
         return other
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from hydra._internal import utils as hydra_utils
@@ -43,6 +43,9 @@ class TextHelpParser(argparse.ArgumentParser):
         if help_text is not None and not isinstance(help_text, str):
             options["help"] = str(help_text).replace("%", "%%")
         return super().add_argument(*names, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; write a setting as KEY=VALUE, without -- and without spaces")
 
 
 # Hydra makes its parser in this module alone, which needs nothing else of argparse. Hydra 1.4 does without this.

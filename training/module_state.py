@@ -133,7 +133,8 @@ class ModuleState:
                 if is_generator(part):
                     known += generators_of(part)
                     log.warning(NOT_SAVED, f"{owner}.{name} is a random generator")
-        for name, network in self._trainer.all_modules.items():
+        metrics = {f"task.metrics.{name}": metric for name, metric in self._trainer.metrics.by_name.items()}
+        for name, network in {**self._trainer.all_modules, **metrics}.items():
             hidden = [value for value in generators_of(network) if all(value is not one for one in known)]
             if hidden:
                 kinds = ", ".join({type(value).__name__ for value in hidden})

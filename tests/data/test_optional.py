@@ -103,6 +103,18 @@ class Common(Images):
         raise NotImplementedError
 
 
+@pytest.mark.parametrize("error", [AttributeError, KeyError, OSError])
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_a_property_that_fails_is_refused_with_its_error_and_not_taken_for_none(name, error):
+    def fail(self):
+        raise error("patient")
+
+    dataset = type("Table", (Foreign,), {name: property(fail)})()
+    for use in (not_used, lambda dataset: optional(dataset, name)):
+        with refused(rf"Table\.{name} raised {error.__name__}.*patient"):
+            use(dataset)
+
+
 def test_a_dataset_that_uses_all_names_for_something_else_trains_as_one_without_them(tmp_path, caplog):
     settings = "data.val_fraction=0.25 train.epochs=1"
     plain = train(tmp_path / "plain", IMAGES, settings)
@@ -136,17 +148,6 @@ def test_classes_are_names_in_the_order_of_their_numbers_in_any_form(names, numb
 def test_classes_of_another_kind_are_a_sentence_for_classification(classes):
     with refused("`classes`"):
         classes_of(Foreign(classes=classes))
-
-
-@pytest.mark.parametrize("kind", [ValueError, RuntimeError, KeyError, OSError, NotImplementedError])
-@pytest.mark.parametrize("name", OPTIONAL)
-def test_a_property_that_raises_an_error_is_not_used_and_named_unless_a_subclass_is_meant_to_have_it(name, kind):
-    def fail(dataset):
-        raise kind("not yet opened")
-
-    dataset = type("Raising", (Foreign,), {name: property(fail)})()
-    assert optional(dataset, name) is None
-    assert [*not_used(dataset)] == ([] if kind is NotImplementedError else [name])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from examples.table.table import write as write_table
 from examples.text.lines import write as write_lines
 from examples.video.video import write as write_videos
 from tests.configs import CONF, checkpoint, composed_by_hydra, separate, steps
+from training.config import ConfigError
 
 EXAMPLES = CONF.parent / "examples"
 FINISHED = CONF.parent / "extras" / "finished"  # its scripts evaluate and predict, if they are there
@@ -113,6 +115,16 @@ def test_an_example_trains_and_finishes(tmp_path, fork, experiment):
             assert picture.size[0] > 1000 and np.unique(np.asarray(picture)).size > 50
     if FINISHED.exists() and experiment in FINISH:
         FINISH[experiment](tmp_path / "run", summary)
+
+
+def test_a_teacher_of_the_same_classes_in_another_order_is_refused(tmp_path, fork):
+    fork("distillation")
+    file = tmp_path / "teacher.pt"
+    state = checkpoint(tmp_path / "run")
+    for classes in (state["classes"], state["classes"][::-1]):
+        torch.save(state | {"classes": classes}, file)
+        with nullcontext() if classes == state["classes"] else pytest.raises(ConfigError, match="has the classes"):
+            fork("distillation", f"trainer.teacher={file}", "trainer.width=8", "train.resume=null")
 
 
 def check_masks(run, summary):

@@ -386,6 +386,19 @@ def test_a_wrong_label_of_a_later_batch_is_named_with_its_batch(tmp_path, error)
         train(tmp_path, IMAGES, fault("a wrong label later"))
 
 
+class WrongInTheEnd(Images):
+    """Its last label is that of no class, in the test set alone."""
+
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image, label + 5 * (not self.train and index == len(self) - 1)
+
+
+def test_a_wrong_label_of_the_test_set_alone_is_named_with_its_batch(tmp_path, error):
+    with error(r"batch \d of the evaluation: .*\b6\b.* labels have to be 0 to 1"):
+        train(tmp_path, IMAGES, f"{own('data', 'WrongInTheEnd')} train.epochs=1")
+
+
 def test_a_fork_may_check_its_dataset_in_a_test(error):
     batch = check_dataset(Images(train=True), Classification(Images(train=True)))
     assert batch["image"].shape == (2, 8, 8, 3) and batch["label"].tolist() == [0, 1]

@@ -130,6 +130,11 @@ def test_a_signal_ends_a_sweep_and_not_only_its_job(command, tmp_path):
     assert not (tmp_path / "sweep" / "1" / "metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize("spaced", ["train.epochs= 3", "train.epochs = 3", "train.epochs 3", "--epochs 3"])
+def test_a_setting_with_spaces_is_refused_with_how_to_write_it(command, spaced):
+    assert "KEY=VALUE" in command(*FAST, *spaced.split(), ends_with=1)
+
+
 # Going on with an earlier run
 
 

@@ -145,6 +145,16 @@ def test_a_run_ends_early_when_its_score_does_not_improve(tmp_path, caplog):
     assert again["epochs"] == 3, "a run that stopped early is not continued by a resume"
 
 
+@pytest.mark.parametrize("change", ["data.val_fraction=0", "task.metric=loss"])
+def test_the_best_score_of_other_samples_or_of_another_metric_is_not_compared_with(tmp_path, caplog, change):
+    train(tmp_path, "data.val_fraction=0.25 callbacks.best.early_stop=1 train.epochs=1")
+    state = checkpoint(tmp_path)["callbacks"]["best"]
+    torch.save(checkpoint(tmp_path) | {"callbacks": {"best": state | {"score": 2.0}}}, tmp_path / "checkpoints/last.pt")
+    summary = train(tmp_path, "data.val_fraction=0.25 callbacks.best.early_stop=1 train.epochs=2", change)
+    assert summary["epochs"] == 2 and "best.pt is chosen anew" in caplog.text
+    assert checkpoint(tmp_path)["callbacks"]["best"]["score"] <= 1
+
+
 # The trainer
 
 
@@ -407,6 +417,22 @@ class NoisyCallback:
         pass
 
 
+class NoisyMetric:
+    """A mean over drawn samples, as a bootstrap is."""
+
+    def __init__(self):
+        self.draws = [np.random.default_rng(0)]
+
+    def update(self, outputs, labels):
+        pass
+
+    def compute(self):
+        return self.draws[0].random()
+
+    def reset(self):
+        pass
+
+
 class SavedCallback(NoisyCallback):
     def state_dict(self):
         return {"generator": str(self.generator.bit_generator.state)}
@@ -422,6 +448,7 @@ class SavedCallback(NoisyCallback):
         ),
         ("trainer._target_", {"NoisyTrainer": "trainer.generator"}),
         ("+callbacks.noisy._target_", {"NoisyCallback": "callbacks.noisy.generator", "SavedCallback": None}),
+        ("+task.metrics.mine._target_", {"NoisyMetric": "task.metrics.mine"}),
     ],
 )
 def test_a_generator_that_no_checkpoint_has_is_named(tmp_path, caplog, setting, named):

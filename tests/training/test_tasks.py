@@ -169,6 +169,7 @@ def test_shapes_that_would_be_broadcast_are_refused_for_each_task():
         (Multilabel, numbers, logits),
         (Regression, logits, numbers),
         (Regression, numbers[:1], numbers),
+        (Regression, numbers[0], numbers[:1]),  # squeeze() of one sample
         (Regression, image, image[:, 0, 0]),
     ):
         task = kind(THREE, loss=torch.sub)
