@@ -122,6 +122,11 @@ class Mix(ConcatDataset[Any]):
         pairs = [split(part, choice) for part in self.datasets]
         return [self._of(side) for side in zip(*pairs, strict=True)]
 
+    def set_epoch(self, epoch: int) -> None:
+        for part in self.datasets:
+            if set_epoch := optional(part, "set_epoch"):
+                set_epoch(epoch)
+
     def without_augmentation(self) -> "Mix":
         return self._of([unaugmented(part) for part in self.datasets])
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 KEPT = 16_384  # identities in a sketch: 128 kB
 BLOCK = 10_000  # values that are Python objects at a time
-PASSED_ON = ("classes", "mean", "std", "sample_spec", "augment_batch", "prepare")  # not a value per sample
+PASSED_ON = ("classes", "mean", "std", "sample_spec", "augment_batch", "prepare", "set_epoch")  # no value per sample
 TRANSLATED = ("will_read", "path")  # methods that get translated indices
 
 

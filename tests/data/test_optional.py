@@ -37,6 +37,7 @@ FITTING = {
     "path": lambda index: f"{index:d}.png",
     "prepare": lambda image: image,
     "without_augmentation": lambda: [0] * COUNT,
+    "set_epoch": lambda epoch: None,
     "split_parts": lambda fraction: ([], []),
     "mixture": Mix({"a": [0]}, None, "a", {}).mixture,
 }
@@ -92,7 +93,7 @@ class Common(Images):
         self.mixture = 0.3
         self.stratify = "yes"
         self.val_groups = 5
-        self.fits_task = self.sample_ids = self.split_parts = 1
+        self.fits_task = self.sample_ids = self.split_parts = self.set_epoch = 1
 
     def labels(self):
         raise NotImplementedError

@@ -10,6 +10,7 @@ from example_streams import Numbers, Stateful, loader_of, seen
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders import Preloader, StreamError, WorkerLoader
+from loaders.streams.reader import warn_of_counts
 
 
 class Closed(Numbers):
@@ -36,6 +37,31 @@ def test_a_resume_without_a_state_of_the_dataset_says_how_much_it_read_and_dropp
         loader.load_state_dict(state)
         assert len(seen(loader)) == len(batches) - 1
     assert "stream 0 read and dropped 3 samples in" in caplog.text
+
+
+class CountsEpochs(Numbers):
+    def __init__(self):
+        super().__init__()
+        self.epoch = 0
+
+    def __iter__(self):
+        yield from super().__iter__()
+        self.epoch += 1
+
+
+class IsTold(CountsEpochs):
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize(("kind", "warns"), [(CountsEpochs, True), (IsTold, False), (Stateful, False)])
+def test_a_stream_that_counts_its_epochs_is_told_that_each_reads_a_new_copy(kind, warns, caplog):
+    warn_of_counts.cache_clear()
+    with loader_of(kind(), 0) as loader:
+        for _ in range(2):
+            seen(loader)
+    said = [text for text in caplog.messages if "set_epoch" in text]
+    assert len(said) == warns and all(f"{kind.__name__}.epoch," in text for text in said)
 
 
 class OtherState(Numbers):

@@ -57,6 +57,7 @@ class Faulty(Images):
             "a dict": (image, {"class": label}),
             "no label": (image, None),
             "other test images": (image if self.train else image[:6], label),
+            "grey test images": (image if self.train else image[..., :1], label),
             "no channel": (image[..., 0], label),
             "channels first": (image.permute(2, 0, 1), label),
             "a picture": (Image.fromarray(image.numpy()), label),

@@ -270,6 +270,8 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "an optimizer of no groups": (own("optim", "lbfgs"), "lbfgs & configure_optimizers"),
     "an optimizer of matrices alone": (own("optim", "muon"), "muon & configure_optimizers"),
     "other images to test": (fault("other test images"), "6, 8 & test"),
+    "grey images to test": (fault("grey test images"), r"uint8 \(8, 8, 3\), and test samples as .*\(8, 8, 1\)"),
+    "a module as a network": ("model._target_=data.subset", "give a function or a class"),
     "another number of outputs": ("+model.num_classes=1000", r"1000 & \b2\b"),
     "a network that is none": (own("model", "forgets_return"), "model & None & return"),
     "a norm that gets one sample": (f"{NORM} train.batch_size=4 train.accumulate=3", ONE_SAMPLE),
@@ -395,7 +397,7 @@ class WrongInTheEnd(Images):
 
 
 def test_a_wrong_label_of_the_test_set_alone_is_named_with_its_batch(tmp_path, error):
-    with error(r"batch \d of the evaluation: .*\b6\b.* labels have to be 0 to 1"):
+    with error(r"batch \d of the evaluation: .*\b6\b.* ignore_index"):
         train(tmp_path, IMAGES, f"{own('data', 'WrongInTheEnd')} train.epochs=1")
 
 

@@ -145,11 +145,38 @@ def test_a_run_ends_early_when_its_score_does_not_improve(tmp_path, caplog):
     assert again["epochs"] == 3, "a run that stopped early is not continued by a resume"
 
 
+class Told(Images):
+    """The label is the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], self.epoch
+
+
+class LogsLabels:
+    def on_step(self, run):
+        run.log(told=run.batch["label"].float().mean())
+
+
+@pytest.mark.parametrize("loader", ["workers loader.num_workers=2", "threads"])
+def test_a_dataset_is_told_the_epoch_also_in_workers_below_a_split_and_after_a_resume(tmp_path, loader):
+    of_dataset = f"{IMAGES} data._target_={__name__}.Told data.val_fraction=0.25 +callbacks.mine._target_={__name__}"
+    for epochs in (1, 2):
+        train(tmp_path, f"{of_dataset}.LogsLabels loader={loader} train.log_interval=1 train.epochs={epochs}")
+    told = logged(tmp_path, "told")
+    assert sorted({*told}) == [0, 1] and told == sorted(told)
+
+
 @pytest.mark.parametrize("change", ["data.val_fraction=0", "task.metric=loss"])
 def test_the_best_score_of_other_samples_or_of_another_metric_is_not_compared_with(tmp_path, caplog, change):
     train(tmp_path, "data.val_fraction=0.25 callbacks.best.early_stop=1 train.epochs=1")
-    state = checkpoint(tmp_path)["callbacks"]["best"]
-    torch.save(checkpoint(tmp_path) | {"callbacks": {"best": state | {"score": 2.0}}}, tmp_path / "checkpoints/last.pt")
+    state = checkpoint(tmp_path)
+    state["callbacks"]["best"]["score"] = 2.0
+    torch.save(state, tmp_path / "checkpoints" / "last.pt")
     summary = train(tmp_path, "data.val_fraction=0.25 callbacks.best.early_stop=1 train.epochs=2", change)
     assert summary["epochs"] == 2 and "best.pt is chosen anew" in caplog.text
     assert checkpoint(tmp_path)["callbacks"]["best"]["score"] <= 1
