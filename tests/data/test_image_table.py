@@ -129,7 +129,7 @@ def test_a_test_table_has_its_own_rows_and_folder_and_the_classes_of_the_trainin
             {"root": "/nowhere"},
             "row 2: /nowhere/0.jpg",
         ),
-        (rows("a"), {"label": "kind"}, "'kind', only image, label"),
+        (rows("a"), {"label": "kind"}, "'kind', only 'image', 'label'"),
         (rows("a,b", header="image,label,label"), {}, "'label' twice"),
         (rows('"a'), {}, "cannot be read"),
         (rows("ä").encode("utf-16"), {}, "give a .csv in UTF-8"),

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from torch.utils.data import ChainDataset
 
+from data import optional
 from data.array_dataset import ArrayDataset
 from data.image_folder import ImageFolder
 from data.image_table import ImageTable
 from data.mix import mixed
-from data.subset import split
+from data.subset import split, undivided
 from loaders import Mixture, Random, WorkerLoader, offers
 from tests.configs import MIXTURE, train
 from tests.data import fakes
@@ -70,6 +71,10 @@ def test_each_part_is_split_by_itself_and_the_rest_is_still_a_mixture(tmp_path):
     rest, part = split(mixed(True, PARTS, {"a": 1, "b": 3}), 0.2)
     lengths = [len(split(build(True), 0.2)[0]) for build in PARTS.values()]
     assert rest.mixture == Mixture(lengths, (1, 3))
+    told = []
+    undivided(rest.datasets[1]).set_epoch = told.append
+    optional(rest, "set_epoch")(5)
+    assert told == [5]
     assert len(part) == 40 - sum(lengths) > 0 and part[0]["image"].unique().numel() == 1
     table = partial(ImageTable, table=write_table(write_images(tmp_path, count=4)), split="split", image_size=8)
     parts = {"folder": partial(ImageFolder, root=tmp_path, image_size=8), "table": table}
