@@ -34,9 +34,7 @@ sys.exit(pytest.main(["-q", "-n", "0", "test_moons.py", "tests/test_extras.py"])
 """
 LOADERS = ("cached", "resident", "threads", "torch")
 # All that CONTRIBUTING.md lets one delete, but modules that others import.
-MOST = " ".join(
-    ["extras", "scripts", "examples", "conf/experiment", *(f"conf/loader/{name}.yaml" for name in LOADERS)]
-)
+MOST = " ".join(["extras", "scripts", "examples", *(f"conf/loader/{name}.yaml" for name in LOADERS)])
 WITHOUT = ("extras", "extras/finished", "extras/report", "extras/sweep", "extras/webdataset")
 WITHOUT = [pytest.param(folder, marks=pytest.mark.slow) for folder in WITHOUT if (ROOT / folder).exists()]
 
