@@ -92,6 +92,8 @@ class ImageFolder(ImageFiles):
     the EXIF orientation of photographs. Raises DataError for another layout, and when a file is not an image.
     """
 
+    fits_task = "classification"  # its labels are places in `classes`, also if folders have numbers as names
+
     def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:
         super().__init__(train, **crops)
         if not root:

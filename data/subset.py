@@ -305,8 +305,9 @@ def fold_of_groups(folds: int, numbers: np.ndarray, by_class: Sequence[np.ndarra
 def identities(dataset: Any, say: Callable[..., None] = log.debug) -> np.ndarray:
     """A hash of what each sample is, which no other sample has a part in: uint64 (N,).
 
-    That is its entry in `sample_ids()`, or else the end of its `path` (see `ends_of`), or else its position. `say`
-    logs which. Samples with equal names, such as two rows of one file, have equal hashes.
+    That is its entry in `sample_ids()`, or else the end of its `path` (see `ends_of`), or else its group, which stays
+    on one side of a split, or else its position. `say` logs which. Samples with equal names, such as two rows of one
+    file, have equal hashes.
     """
     if isinstance(dataset, Subset):
         return identities(dataset.dataset, say)[dataset.indices]
@@ -316,11 +317,14 @@ def identities(dataset: Any, say: Callable[..., None] = log.debug) -> np.ndarray
     count = len(dataset)
     sample_ids = optional(dataset, "sample_ids")
     path = optional(dataset, "path")
-    values = np.arange(count)
+    groups = optional(dataset, "val_groups")
+    values = np.arange(count) if groups is None else groups
     known_by = (
         "their positions, which change when samples come or go, as it has no sample_ids() and no path(index) with "
         "different names"
     )
+    if groups is not None:
+        known_by = "val_groups"
     if sample_ids is not None:
         remedy = "return an array with what identifies each sample, (N,) or (N, ...), or rename the method"
         with explained(f"{kind}.sample_ids() cannot be used", remedy):

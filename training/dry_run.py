@@ -164,6 +164,21 @@ def check_sum(trainer: Trainer) -> None:
         )
 
 
+def unregistered(modules: dict[str, nn.Module], known: set[int]) -> list[str]:
+    """The attributes of modules that are containers with trainable weights that are not `known`, by their ids."""
+    found = []
+    for prefix, root in modules.items():
+        for path, module in root.named_modules(prefix=prefix):
+            for name, value in vars(module).items():
+                parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+                held = [part for part in parts if isinstance(part, nn.Module) and name != "_modules"]
+                weights = [weight for part in held for weight in part.parameters()]
+                weights += [part for part in parts if isinstance(part, nn.Parameter)]
+                if any(weight.requires_grad and id(weight) not in known for weight in weights):
+                    found.append(f"{path}.{name}")
+    return found
+
+
 def check_optimized(trainer: Trainer) -> None:
     """Says which parameters of the task are trained, and warns of weights that no optimizer has.
 
@@ -181,6 +196,14 @@ def check_optimized(trainer: Trainer) -> None:
         raise ConfigError(
             f"an optimizer has {len(loose)} weights that are in no module: put them into an nn.Module that is an "
             f"attribute of {type(trainer).__name__}, such as nn.ParameterList([nn.Parameter(...)])"
+        )
+    known = {id(weight) for _, weight in weights}
+    for name in unregistered(trainer.all_modules, known):
+        log.warning(
+            "%s holds layers or parameters in a list, tuple or dict, where torch does not see them: they are neither "
+            "trained nor saved; use nn.ModuleList, nn.ModuleDict or nn.ParameterList, or freeze them by "
+            "requires_grad_(False)",
+            name,
         )
     trainable = {name: weight for name, weight in weights if weight.requires_grad}
     left_out = [name for name, weight in trainable.items() if id(weight) not in optimized]

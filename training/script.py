@@ -6,6 +6,8 @@ import logging
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 
 from loaders import ExpectedError
@@ -24,6 +26,9 @@ def run_script(main: Callable[[], object]) -> None:
     """
     own_folder = Path(sys.argv[0]).resolve().parent
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != own_folder]
+    if isinstance(sys.stdout, TextIOWrapper):
+        with suppress(OSError):  # it has been read from
+            sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack the letters of a class's name
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         main()

@@ -50,9 +50,10 @@ def main(typed: list[str] | None = None) -> dict[str, Any]:
 
     out: Path = arguments.out or run.folder / "evaluation" / arguments.split
     out.mkdir(parents=True, exist_ok=True)
+    said = []  # when all is written: the terminal may be closed
     if evaluation is not None:
         result["classes"] = evaluation.by_class()
-        print(f"{evaluation.table()}\n")
+        said.append(f"{evaluation.table()}\n")
     if isinstance(evaluation, Evaluation):
         files = files_of(evaluation, dataset)
         result["mistakes"] = evaluation.mistakes_of(files)
@@ -61,12 +62,13 @@ def main(typed: list[str] | None = None) -> dict[str, Any]:
             (out / name).unlink(missing_ok=True)  # of an earlier evaluation
             if picture is not None:
                 write_whole(out / name, picture)
-        print(f"confusion matrix and worst mistakes: {out}")
+        said.append(f"confusion matrix and worst mistakes: {out}")
     write_whole(out / "evaluation.json", json.dumps(plain(result), indent=2) + "\n")
     shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-    print(f"{run}\n{shown} of {samples:,} samples ({arguments.split})")
+    said.append(f"{run}\n{shown} of {samples:,} samples ({arguments.split})")
     with only_warns("report.html"):
         update_page(run.folder)
+    print(*said, sep="\n")
     return result
 
 
@@ -115,7 +117,8 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Cla
             mask = task.scored_mask(labels)
             if labels.is_floating_point():  # shares of the classes
                 labels = labels.argmax(1)
-            evaluation.add(batch, labels, task.predictions(outputs[-1]), mask)
+            aligned, _ = task.align_shapes(outputs[-1], batch[task.label])
+            evaluation.add(batch, labels, task.predictions(aligned), mask)
         elif evaluation is not None:
             logits, labels = task.align_shapes(outputs[-1], batch[task.label])
             evaluation.count(labels > 0, logits > 0)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data import length_of
 from data.classes import Labels, Relabelled, with_classes
 from data.errors import DataError
 from data.subset import Fold, Subset, count_shared, ends_of, hashed, sketch, split, unaugmented, whole
@@ -394,3 +395,28 @@ def test_without_augmentation_returns_another_dataset():
 def test_a_split_is_the_same_on_every_machine():
     assert split(list(range(20)), 0.3)[1].indices.tolist() == [3, 6, 9, 14, 16]
     assert split(Files(["aa/x0", "ab/y0", "cc/z1"]), 0.5)[1].indices.tolist() == [0, 1]
+
+
+def test_samples_that_only_their_groups_tell_apart_are_not_taken_for_others_when_groups_come(tmp_path):
+    class Grouped:
+        def __init__(self, groups):
+            self.val_groups = groups
+
+        def __len__(self):
+            return len(self.val_groups)
+
+    groups = np.repeat(np.arange(40), 5)
+    _, earlier_val = split(Grouped(groups), 0.25)
+    earlier, _ = split(Grouped(groups), 0.25)
+    _, val = split(Grouped(np.concatenate([np.full(25, 99), groups])), 0.25)
+    assert len(val) >= len(earlier_val) > 0 and count_shared(val, sketch(earlier))[0] == 0
+    assert count_shared(earlier, sketch(earlier)) == (len(earlier), 0)
+
+
+def test_a_length_that_is_no_number_is_named():
+    class Half:
+        def __len__(self):
+            return 10 * 0.5
+
+    with refused(r"len\(\) of Half"):
+        length_of(Half())

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from loaders import seed_globals
 from loaders.build import LOADERS
-from tests.configs import composed_by_hydra
+from tests.configs import composed_by_hydra, train
 from tests.data.reading import refused
 from training.build import build
 from training.build_task import build_task
@@ -133,3 +133,24 @@ def test_loaders_that_a_sweep_compares_take_each_others_settings(name):
     settings = {"num_workers": 1, "prefetch_factor": 3, "preload_depth": 1, "timeout": 5.0, "retries": 1, "streams": 2}
     config = composed_by_hydra(f"loader={name}", *(f"loader.{key}={value}" for key, value in settings.items()))
     assert {key: config.loader[key] for key in settings} == settings
+
+
+class Broken(nn.Module):
+    """A network whose constructor has a fault, of its own or in a layer of torch's."""
+
+    def __init__(self, num_classes, in_channels, fault, **_):
+        super().__init__()
+        if fault == "own":
+            self.width = {"small": 3}["large"]
+        self.layer = nn.Conv2d(in_channels, num_classes, 3, groups=7)
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("own", KeyError), ("in torch", ValueError)])
+def test_a_fault_in_a_constructor_of_a_fork_keeps_its_traceback_also_inside_one_of_ours(tmp_path, fault, kind):
+    with pytest.raises(kind):
+        train(tmp_path, f"model._target_={__name__}.Broken +model.fault='{fault}'")
+
+
+def test_a_dataset_has_no_key_train():
+    with refused("data.train=a.csv"):
+        build_data("data", {"_target_": f"{__name__}.NeedsSize", "train": "a.csv", "size": 3}, {}, 0, train=True)

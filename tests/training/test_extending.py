@@ -549,6 +549,27 @@ def test_methods_of_a_network_that_are_something_else_than_torchs_are_refused_or
     train(tmp_path, f"model._target_={__name__}.WithOwnMethods train.compile=true train.max_steps=1")
 
 
+class Unseen(WithOwnMethods):
+    """Has layers where torch does not see them."""
+
+    def __init__(self, num_classes, in_channels, image_size, place, **_):
+        super().__init__(num_classes, in_channels, image_size)
+        layer = nn.Linear(2, 2)
+        frozen = nn.Linear(2, 2).requires_grad_(False)
+        self.hidden = {"list": [layer], "dict": {"a": layer}, "parameter": (layer.weight,), "frozen": [frozen]}[place]
+        if place == "list":
+            self.module = nn.Sequential(nn.ReLU())
+            self.module.inner = self.__dict__.pop("hidden")
+
+
+@pytest.mark.parametrize("place", ["list", "dict", "parameter", "frozen"])
+def test_layers_in_a_container_that_torch_does_not_see_are_warned_of(tmp_path, caplog, place):
+    train(tmp_path, f"model._target_={__name__}.Unseen +model.place={place} train.max_steps=1")
+    name = {"list": "model.module.inner", "frozen": None}.get(place, "model.hidden")
+    said = [text for text in caplog.messages if "torch does not see them" in text]
+    assert [text.split()[0] for text in said] == [name] * (name is not None)
+
+
 class Recalibrates:
     """Changes a weight in the method `at` of the last epoch."""
 

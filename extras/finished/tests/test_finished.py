@@ -165,9 +165,17 @@ class Wide(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(in_channels * image_size**2, width), nn.Linear(width, num_classes))
 
 
+class Convolutional(nn.Sequential):
+    """Its outputs are (B, K, 1, 1)."""
+
+    def __init__(self, num_classes, in_channels, **_):
+        super().__init__(nn.Conv2d(in_channels, num_classes, 3), nn.AdaptiveAvgPool2d(1))
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
+        "model._target_=extras.finished.tests.test_finished.Convolutional",
         "callbacks.ema.decay=0.9",  # the mean of the weights was evaluated
         f"+callbacks.averages._target_={EXTENSIONS}.Averages",
         f"{TWO_PARTS} train.epochs=2 +callbacks.alters._target_={EXTENSIONS}.Alters",
