@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from data import attribute_of, read_flag
-from loaders import Random, move
+from loaders import Random, move, tensors
 from training.config import ConfigError
 from training.datasets import Datasets
 from training.metrics import Means, joined
@@ -75,8 +75,15 @@ def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None
     augment = trainer.settings["augment"]
     mixes = trainer.task.own_loss is not None and (augment["mixup"] or augment["cutmix"])
     shares = ", whose labels are shares of classes (B, classes) by augment.mixup or cutmix" if mixes else ""
+    labels = [*tensors(batch.get(trainer.task.label))]
+    before = [label.clone() for label in labels]
     with naming_batch(f"{names_of(trainer)} cannot use the first training samples{shares}", batch):
         loss = trainer.loss_of(batch)
+    if not all(torch.equal(label, earlier) for label, earlier in zip(labels, before, strict=True)):
+        raise ConfigError(
+            "the loss changes the labels that it gets, from which the scores are computed after it: let it change a "
+            "copy, labels = labels.clone()"
+        )
     if not math.isfinite(loss):
         log.warning(
             "the loss of the first samples is %s before training: check the initial weights of %s, the loss and these "

@@ -100,6 +100,7 @@ class FinishedRun:
         """Loads the weights that the run evaluated."""
         try:
             self.trainer.model.load_state_dict(evaluated_weights(state))
+            self.trainer.ema_model = None  # a trainer may have made one, which would be evaluated instead
             for name, module in self.trainer.extra_modules.items():
                 module.load_state_dict(state["others"][name])
         except (KeyError, RuntimeError) as error:

@@ -570,6 +570,41 @@ def test_layers_in_a_container_that_torch_does_not_see_are_warned_of(tmp_path, c
     assert [text.split()[0] for text in said] == [name] * (name is not None)
 
 
+class Loads:
+    """Sets weights when a run begins, and the batch size of the loader when an epoch ends, if `sets`."""
+
+    def __init__(self, sets=False):
+        self.sets = sets
+
+    def on_start(self, run):
+        if not self.sets:
+            nn.init.zeros_(run.trainer.model.weight)
+
+    def on_epoch_end(self, run):
+        if self.sets:
+            run.train_loader.batch_size = 4
+
+
+def test_what_a_callback_sets_in_vain_or_over_a_checkpoint_is_said(tmp_path, caplog, error):
+    loads = f"+callbacks.loads._target_={__name__}.Loads model._target_={__name__}.WithOwnMethods"
+    train(tmp_path, loads, "train.max_steps=3")
+    assert "changed weights" not in caplog.text
+    train(tmp_path, loads)
+    assert "on_start of a callback has changed weights that the checkpoint had" in caplog.text
+    with error("a callback has set batch_size of run.train_loader"):
+        train(tmp_path / "sets", loads, "+callbacks.loads.sets=true")
+
+
+def in_place(outputs, labels):
+    labels[labels > 0] = 0
+    return nn.functional.cross_entropy(outputs, labels)
+
+
+def test_a_loss_that_changes_its_labels_is_refused(tmp_path, error):
+    with error("the loss changes the labels"):
+        train(tmp_path, f"task.loss={{_target_: {__name__}.in_place, _partial_: true}}")
+
+
 class Recalibrates:
     """Changes a weight in the method `at` of the last epoch."""
 

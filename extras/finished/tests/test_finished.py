@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from tests.data.fakes import write_fashion, write_images, write_table
 from tests.data.reading import refused
 from train import train_model
 from training.checkpoint import best_or_newest
+from training.trainer import Trainer
 
 HERE = __name__.rpartition(".")[2]
 ROOT = Path(__file__).resolve().parents[3]
@@ -165,6 +167,19 @@ class Wide(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(in_channels * image_size**2, width), nn.Linear(width, num_classes))
 
 
+class MeanTeacher(Trainer):
+    """Evaluates an average of the weights that it keeps itself."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.ema_model = deepcopy(self.model)
+
+    def train_step(self, batch):
+        super().train_step(batch)
+        for mean, weight in zip(self.ema_model.parameters(), self.model.parameters(), strict=True):
+            mean.data.lerp_(weight.data, 0.5)
+
+
 class Convolutional(nn.Sequential):
     """Its outputs are (B, K, 1, 1)."""
 
@@ -176,6 +191,7 @@ class Convolutional(nn.Sequential):
     "overrides",
     [
         "model._target_=extras.finished.tests.test_finished.Convolutional",
+        "trainer._target_=extras.finished.tests.test_finished.MeanTeacher",
         "callbacks.ema.decay=0.9",  # the mean of the weights was evaluated
         f"+callbacks.averages._target_={EXTENSIONS}.Averages",
         f"{TWO_PARTS} train.epochs=2 +callbacks.alters._target_={EXTENSIONS}.Alters",
