@@ -542,11 +542,16 @@ class Evaluates(WithOwnMethods):
         raise AssertionError("it is for another program")
 
 
-def test_methods_of_a_network_that_are_something_else_than_torchs_are_refused_or_not_called(tmp_path, error):
+def test_methods_of_a_network_that_are_something_else_than_torchs_are_refused_or_not_called(
+    tmp_path, error, monkeypatch
+):
     for kind in ("Trains", "Evaluates"):
         with error(rf"model: {kind}\.\w+ is called with .*rename"):
             train(tmp_path / kind, f"model._target_={__name__}.{kind}")
+    compiled = []
+    monkeypatch.setattr(nn.Module, "compile", lambda network, mode: compiled.append(type(network)))
     train(tmp_path, f"model._target_={__name__}.WithOwnMethods train.compile=true train.max_steps=1")
+    assert compiled == [WithOwnMethods]
 
 
 class Unseen(WithOwnMethods):
