@@ -187,7 +187,8 @@ class Keyed(ValueError):
 
 
 def grouped(path):
-    return getattr(builtins, "ExceptionGroup", WithDefault)(path, [OSError(path)])  # Python 3.10 has none
+    group = getattr(builtins, "ExceptionGroup", None)  # Python 3.10 has none
+    return group(path, [OSError(path)]) if group else WithDefault(path)
 
 
 @pytest.mark.parametrize("made", [WithDefault, WithProperty, lambda path: Keyed(path=path), grouped])
