@@ -98,9 +98,12 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> t
         return default_collate(samples), lengths_of(default_collate([*samples, *samples])), False
 
 
-def differ(ours: Tensor, theirs: Tensor) -> bool:
-    with suppress(Exception):  # of kinds that have no such functions, as nested ones
-        return not torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+def differ(ours: Any, theirs: Any) -> bool:
+    """Whether two values are not equal. In tensors NaN equals NaN. Those that cannot be compared count as equal."""
+    if not (isinstance(ours, Tensor) and isinstance(theirs, Tensor)):
+        return isinstance(ours, Tensor) or isinstance(theirs, Tensor) or bool(ours != theirs)
+    with suppress(NotImplementedError, RuntimeError):  # as nested ones
+        return ours.shape != theirs.shape or bool(((ours != theirs) & ~(ours.isnan() & theirs.isnan())).any())
     return False
 
 

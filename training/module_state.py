@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from loaders import generators_of, is_generator
+from training.checks import differ
 from training.config import ConfigError
 from training.optimizer import RATES, plain, settings_of_groups
 from training.trainer import Trainer
@@ -244,9 +245,3 @@ class ModuleState:
         }
         weights = {name: id(weight) for name, weight in self._trainer.named_weights()}
         return weights, buffers, sorted(map(id, [*chain(*groups), *optimizers]))
-
-
-def differ(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
-        return not torch.equal(ours, theirs)
-    return isinstance(ours, Tensor) or isinstance(theirs, Tensor) or ours != theirs

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from loaders import merge_states
 from training.checkpoint import file_of, read_checkpoint
+from training.checks import differ
 from training.config import ConfigError
 from training.optimizer import resume_optimizer, saved_optimizer, set_optimizer_mode
 from training.processes import is_sweep
@@ -74,8 +75,7 @@ def warn_of_unsaved(run: Run) -> None:
     for name, module in {"model": run.trainer.model, "ema_model": run.trainer.ema_model}.items():
         values = {} if module is None else module.state_dict()
         for key, value in values.items():
-            is_tensor = isinstance(value, Tensor)  # else extra state of a module
-            if is_tensor and ((value.cpu() != saved[name][key]) & ~value.cpu().isnan()).any():
+            if isinstance(value, Tensor) and differ(value.cpu(), saved[name][key]):  # no extra state of a module
                 changed.append(f"{name}.{key}")
     if changed:
         log.warning(
