@@ -189,8 +189,8 @@ def unregistered(modules: dict[str, nn.Module], known: set[int]) -> list[str]:
 def check_optimized(trainer: Trainer) -> None:
     """Says which parameters of the task are trained, and warns of weights that no optimizer has.
 
-    Raises ConfigError for weights of an optimizer that are in no module: a checkpoint would not have them, and several
-    processes would not average their gradients.
+    Raises ConfigError for weights in float16, and for weights of an optimizer that are in no module: a checkpoint
+    would not have them, and several processes would not average their gradients.
     """
     optimized = {
         id(weight)
@@ -213,6 +213,12 @@ def check_optimized(trainer: Trainer) -> None:
             name,
         )
     trainable = {name: weight for name, weight in weights if weight.requires_grad}
+    for name, weight in trainable.items():
+        if weight.dtype == torch.float16:
+            raise ConfigError(
+                f"{name} is trained in float16, which rounds small updates, and the eps of Adam, to 0: keep weights "
+                "in float32, and compute in float16 by train.precision=fp16"
+            )
     left_out = [name for name, weight in trainable.items() if id(weight) not in optimized]
     of_task = [name for name in trainable if name.startswith("task.") and name not in left_out]
     if left_out:

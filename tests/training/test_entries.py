@@ -50,6 +50,7 @@ def test_a_config_file(tmp_path, content):
     (tmp_path / "conf" / "experiment" / "spoilt.yaml").write_bytes(content)
     shown = run(tmp_path, f"--config-dir={tmp_path}/conf", "experiment=spoilt")
     assert re.search("error|Error|Could not|spoilt", shown)
+    assert ("not UTF-8" in shown) == (content == YAMLS["no text"])
     assert ("@package" in shown) == ("Key 'experiment' not in 'Config'" in shown)
 
 

@@ -344,9 +344,32 @@ class SplitsItself(Images):
         super().__init__(train, **options)
 
 
+class FromLightning(nn.Linear):
+    """A network that also has the methods with which another library trains it."""
+
+    def __init__(self, num_classes, dtype="float32", **_):
+        super().__init__(8 * 8 * 3, num_classes, dtype=getattr(torch, dtype))
+
+    def forward(self, images):
+        return super().forward(images.flatten(1).to(self.weight.dtype))
+
+    def training_step(self, batch, batch_idx):
+        raise NotImplementedError
+
+
+NETWORK = f"model._target_={__name__}.FromLightning"
+
+
+def test_weights_in_float16_are_refused(tmp_path, error):
+    with error("model.weight is trained in float16", "train.precision=fp16"):
+        train(tmp_path, NETWORK, "+model.dtype=float16")
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (NETWORK, "FromLightning has training_step, which training does not call"),
+        (f"{NETWORK} +model.dtype=bfloat16 callbacks.ema.decay=0.9", "there are weights of torch.bfloat16"),
         (f"data._target_={__name__}.SplitsItself", "a parameter val_fraction"),
         (f"trainer._target_={__name__}.Overflowing train.precision=fp16", "skipped all of the last 11 steps"),
         (f"+callbacks.mine._target_={__name__}.LeavesEval", "left Sequential in evaluation mode"),
