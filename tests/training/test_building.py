@@ -12,12 +12,14 @@ from torch.optim.lr_scheduler import StepLR
 
 from loaders import seed_globals
 from loaders.build import LOADERS
-from tests.configs import composed_by_hydra, train
+from tests.configs import SMALL, composed, composed_by_hydra, train
 from tests.data.reading import refused
 from training.build import build
 from training.build_task import build_task
+from training.config import checked
 from training.datasets import build_data
 from training.optimizer import build_optimizer, build_schedule, freeze
+from training.order import build_order
 from training.run import build_callbacks
 from training.tasks import Classification, Task
 
@@ -154,3 +156,22 @@ def test_a_fault_in_a_constructor_of_a_fork_keeps_its_traceback_also_inside_one_
 def test_a_dataset_has_no_key_train():
     with refused("data.train=a.csv"):
         build_data("data", {"_target_": f"{__name__}.NeedsSize", "train": "a.csv", "size": 3}, {}, 0, train=True)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "target", "warnings"), [(1, "rankless", 0), (2, "rankless", 1), (2, "by_rank", 0)]
+)
+def test_a_batch_sampler_that_does_not_ask_for_its_rank_is_named_under_several_processes(
+    caplog, world_size, target, warnings
+):
+    config = checked(composed(*SMALL, f"batch_sampler._target_={__name__}.{target}"))
+    build_order(config, [0, 1], SimpleNamespace(rank=0, world_size=world_size))
+    assert caplog.text.count("has no parameter rank") == warnings
+
+
+def rankless(dataset):
+    return [[0, 1]]
+
+
+def by_rank(dataset, rank):
+    return [[rank]]

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import sys
 import tempfile
 from contextlib import suppress
 
@@ -13,6 +14,7 @@ from tests.data.reading import refused
 from tests.training.test_command_line import program
 from training.command_line import check_folder
 from training.launch import LogFile
+from training.script import run_script
 
 SKIPPED = 77
 NEW_MOUNTS = 0x20000
@@ -104,3 +106,11 @@ def test_a_folder_without_room_is_named_before_anything_is_done(tmp_path, monkey
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with refused(r"No space left on device"):
         check_folder(tmp_path / "run")
+
+
+def test_a_script_shows_letters_that_its_terminal_lacks_as_numbers(tmp_path, monkeypatch):
+    with open(tmp_path / "shown", "w", encoding="ascii") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        run_script(lambda: print("é"))
+    assert (tmp_path / "shown").read_text() == "\\xe9\n"
