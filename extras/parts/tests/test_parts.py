@@ -92,10 +92,21 @@ def test_a_loss_whose_parts_add_up_is_not_warned_of_and_nothing_else_changes(tmp
     assert "loss_denominator" not in caplog.text
 
 
-def test_an_error_of_the_comparison_is_a_warning_and_changes_nothing_else(tmp_path, caplog, monkeypatch):
-    def fail(*_):
-        raise RuntimeError("no gradient")
+class Differentiates(torch.nn.Linear):
+    """Its outputs contain gradients, which can be trained on in training mode alone."""
 
-    monkeypatch.setattr("extras.parts.parts.gradient", fail)
-    check_that_nothing_changes(tmp_path)
-    assert "callbacks.parts failed, but not the run: no gradient" in caplog.text
+    def __init__(self, **_):
+        super().__init__(3 * 64, CLASSES)
+
+    def forward(self, images):
+        with torch.enable_grad():
+            pixels = images.detach().flatten(1).requires_grad_()
+            outputs = super().forward(pixels)
+            (gradient,) = torch.autograd.grad(outputs.square().sum(), pixels, create_graph=self.training)
+        return outputs + gradient.mean(1, keepdim=True)
+
+
+def test_a_network_without_a_gradient_in_evaluation_mode_is_not_compared_and_nothing_else_changes(tmp_path, caplog):
+    check_that_nothing_changes(tmp_path, f"model={{_target_: {NAME}.Differentiates}}")
+    (record,) = (record for record in caplog.records if "gradients of parts" in record.getMessage())
+    assert "Differentiates raises RuntimeError" in record.getMessage() and record.exc_info is None
