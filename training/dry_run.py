@@ -9,20 +9,22 @@ It also finds out whether the loss adds up the samples, or is their mean: parts 
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from data import attribute_of, read_flag
-from loaders import Random, move, tensors
+from data.transform import form_of
+from loaders import ExpectedError, Random, move, tensors
 from training.config import ConfigError
 from training.datasets import Datasets
 from training.metrics import Means, joined
+from training.optimizer import weights_of
 from training.parts import repeated, rows_of
 from training.tasks import DIRECTIONS, setting_of
-from training.trainer import Trainer, copied_buffers, evaluating
+from training.trainer import Trainer, evaluating, located
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +79,8 @@ def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None
     shares = ", whose labels are shares of classes (B, classes) by augment.mixup or cutmix" if mixes else ""
     labels = [*tensors(batch.get(trainer.task.label))]
     before = [label.clone() for label in labels]
-    with naming_batch(f"{names_of(trainer)} cannot use the first training samples{shares}", batch):
+    what = f"{names_of(trainer)} cannot use the first training samples"
+    with naming_batch(f"{what}{shares}", batch):
         loss = trainer.loss_of(batch)
     if not all(torch.equal(label, earlier) for label, earlier in zip(labels, before, strict=True)):
         raise ConfigError(
@@ -93,18 +96,18 @@ def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None
     trainer.training_loss_is_sum = is_sum(trainer, loss, trainer.loss_of, batch)
     trainer.begin_training()
     if count > 1:  # batch norm may need two
-        with naming_batch(f"{names_of(trainer)} cannot use the first training samples in training mode", batch):
+        with naming_batch(f"{what} in training mode", batch):
             trainer.loss_of(batch)
     if smallest <= 1:
         try:
-            single = rows_of(batch, slice(1), count, trainer.task.stacked)
+            single = rows_of(trainer.task, batch, slice(1))
         except Exception as error:
             log.info("a step of one sample is not tried, as the first batch cannot be divided: %s", error)
         else:
             with naming_batch(
                 "the network or the loss cannot train on one sample, as in the smallest batch or part of it: "
                 "set train.last_batch=drop, or another train.batch_size or train.accumulate",
-                batch,
+                single,
             ):
                 trainer.loss_of(single)
     trainer.model.eval()
@@ -112,14 +115,13 @@ def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None
 
 def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
     """Evaluates the first test samples. Returns the names of the scores and of the metrics' values."""
-    sentence = f"{names_of(trainer)} cannot use the first test samples"
-    sentence += f", or {type(trainer).__name__}.evaluation_step returns no scores by name"
-    with naming_batch(sentence, batch):
+    what = f"{names_of(trainer)} cannot use the first test samples"
+    with naming_batch(f"{what}, or {type(trainer).__name__}.evaluation_step returns no scores by name", batch):
         scores = trainer.evaluation_step(batch)
         names = [*scores.keys()]
     try:
         names = [*joined(scores, trainer.metrics.compute())]
-    except ConfigError as error:
+    except ExpectedError as error:
         if not isinstance(error.__cause__, ValueError | RuntimeError):  # torchmetrics raises these for too few samples
             raise
         log.warning("%s; the first samples may be too few to compute it", error)
@@ -142,10 +144,9 @@ def is_sum(trainer: Trainer, loss: Any, step: Callable[[dict[str, Any]], Any], b
     if getattr(loss, "ndim", 0):  # evaluation_step may return a number per sample
         return False
     task = trainer.task
-    count = task.batch_length(batch)
     try:
         single = float(loss)
-        double, fourfold = (float(step(repeated(batch, times, count, task.stacked))) for times in (2, 4))
+        double, fourfold = (float(step(repeated(task, batch, times))) for times in (2, 4))
     except Exception as error:  # a network may fix the size of its batches
         log.info("whether the loss adds up samples is not tried, as the first ones cannot be repeated: %s", error)
         single = double = fourfold = 0.0
@@ -171,18 +172,17 @@ def check_sum(trainer: Trainer) -> None:
         )
 
 
-def unregistered(modules: dict[str, nn.Module], known: set[int]) -> list[str]:
+def unregistered(modules: nn.Module, known: set[int]) -> list[str]:
     """The attributes of modules that are containers with trainable weights that are not `known`, by their ids."""
     found = []
-    for prefix, root in modules.items():
-        for path, module in root.named_modules(prefix=prefix):
-            for name, value in vars(module).items():
-                parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-                held = [part for part in parts if isinstance(part, nn.Module) and name != "_modules"]
-                weights = [weight for part in held for weight in part.parameters()]
-                weights += [part for part in parts if isinstance(part, nn.Parameter)]
-                if any(weight.requires_grad and id(weight) not in known for weight in weights):
-                    found.append(f"{path}.{name}")
+    for path, module in modules.named_modules():
+        for name, value in vars(module).items():
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            held = [part for part in parts if isinstance(part, nn.Module) and name != "_modules"]
+            weights = [weight for part in held for weight in part.parameters()]
+            weights += [part for part in parts if isinstance(part, nn.Parameter)]
+            if any(weight.requires_grad and id(weight) not in known for weight in weights):
+                found.append(f"{path}.{name}")
     return found
 
 
@@ -192,19 +192,14 @@ def check_optimized(trainer: Trainer) -> None:
     Raises ConfigError for weights in float16, and for weights of an optimizer that are in no module: a checkpoint
     would not have them, and several processes would not average their gradients.
     """
-    optimized = {
-        id(weight)
-        for optimizer in trainer.optimizers
-        for group in optimizer.param_groups
-        for weight in group["params"]
-    }
-    weights = trainer.named_weights()
-    if loose := optimized - {id(weight) for _, weight in weights}:
+    optimized = {*map(id, weights_of(trainer.optimizers))}
+    weights = dict(trainer.all_modules.named_parameters())
+    known = {*map(id, weights.values())}
+    if loose := optimized - known:
         raise ConfigError(
             f"an optimizer has {len(loose)} weights that are in no module: put them into an nn.Module that is an "
             f"attribute of {type(trainer).__name__}, such as nn.ParameterList([nn.Parameter(...)])"
         )
-    known = {id(weight) for _, weight in weights}
     for name in unregistered(trainer.all_modules, known):
         log.warning(
             "%s holds layers or parameters in a list, tuple or dict, where torch does not see them: they are neither "
@@ -212,7 +207,7 @@ def check_optimized(trainer: Trainer) -> None:
             "requires_grad_(False)",
             name,
         )
-    trainable = {name: weight for name, weight in weights if weight.requires_grad}
+    trainable = {name: weight for name, weight in weights.items() if weight.requires_grad}
     for name, weight in trainable.items():
         if weight.dtype == torch.float16:
             raise ConfigError(
@@ -247,59 +242,57 @@ def direction_of(trainer: Trainer) -> bool:
     raise ConfigError(f"task.metric={task.metric}: say which is the best: task.higher_is_better=true or false")
 
 
-@contextmanager
-def naming_batch(sentence: str, batch: dict[str, Any]) -> Iterator[None]:
-    """Turns an error in the block into a ConfigError that says what failed, on which batch, and why.
-
-    A ConfigError stays as it is: it says already what is wrong.
-    """
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        fields = []
-        for name, value in batch.items():
-            kind = getattr(value, "dtype", type(value).__name__)
-            fields.append(f"{name}: {kind} {tuple(getattr(value, 'shape', ()))}")
-        raise ConfigError(f"{sentence} ({', '.join(fields)}): {type(error).__name__}: {error}") from error
+def naming_batch(what: str, batch: dict[str, Any]) -> AbstractContextManager[None]:
+    """Says with an error of the block what failed, and on which batch."""
+    forms = [f"{name}: {form_of(value)}" for name, value in batch.items()]
+    return located(f"{what} ({', '.join(forms)})", Exception)
 
 
 @contextmanager
 def no_trace(trainer: Trainer) -> Iterator[None]:
-    """Sets evaluation mode in the block. Afterwards restores modes, buffers, weights and attributes, and clears sums.
+    """Sets evaluation mode in the block. Afterwards restores modes, buffers, weights, attributes and sums.
 
     A network may change weights in its forward pass, as an Embedding with max_norm does, or note in an attribute what
-    it does once, such as initialising them by its first batch. Copies of weights are on the CPU, as a device may have
-    no memory for them.
+    it does once, such as initialising them by its first batch.
     """
-    modules = [*trainer.all_modules.values()]
-    parts = [part for module in modules for part in module.modules()]
+    modules = trainer.all_modules
+    parts = [*modules.modules()]
     attributes = [own_attributes(part) for part in parts]
-    buffers = copied_buffers(modules)
-    weights = [weight for _, weight in trainer.named_weights()]
-    values = [weight.detach().to("cpu", copy=True) for weight in weights]
+    sums = trainer.means, trainer.logged
+    trainer.means = Means(trainer.processes)
+    trainer.logged = Means(trainer.processes)
     # Two samples are not worth a minute of compiling.
     eager = torch.compiler.set_stance("force_eager") if trainer.train_config.compile else nullcontext()
-    with evaluating(modules), torch.no_grad(), trainer.autocast, eager:
+    with tensors_put_back(modules), evaluating(*modules.children()), torch.no_grad(), trainer.autocast, eager:
         yield
-    for module, name, buffer, before in buffers:
-        if buffer.shape != before.shape:
-            buffer.resize_(before.shape)  # the observers of torch.ao resize theirs
-        setattr(module, name, buffer.copy_(before))
-    with torch.no_grad():
-        for weight, value in zip(weights, values, strict=True):
-            weight.copy_(value)
     for part, earlier in zip(parts, attributes, strict=True):
         for name in own_attributes(part).keys() - earlier.keys():
             delattr(part, name)
         vars(part).update(earlier)
-    trainer.means = Means(trainer.processes)
-    trainer.logged = Means(trainer.processes)
+    trainer.means, trainer.logged = sums
     for value in (*vars(trainer).values(), *parts):
         if hasattr(value, "compute") and hasattr(value, "reset"):  # task.metrics, and metrics of a subclass
             value.reset()
     trainer.seed_step()
+
+
+@contextmanager
+def tensors_put_back(modules: nn.Module) -> Iterator[None]:
+    """After the block weights and buffers are as before it. Copies are on the CPU: a device may have no room."""
+    tensors = []
+    for part in modules.modules():
+        for name, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
+            tensors.append((part, name, value, value.detach().to("cpu", copy=True)))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for part, name, value, before in tensors:
+                if value.shape != before.shape:
+                    value.resize_(before.shape)  # the observers of torch.ao resize theirs
+                value.copy_(before)
+                if getattr(part, name) is not value:
+                    setattr(part, name, value)
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:

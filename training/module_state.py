@@ -3,7 +3,6 @@
 import logging
 import math
 from enum import Enum
-from itertools import chain
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from loaders import generators_of, is_generator
 from training.checks import differ
 from training.config import ConfigError
-from training.optimizer import RATES, plain, settings_of_groups
+from training.optimizer import RATES, plain, settings_of_groups, weights_of
 from training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -75,13 +74,11 @@ class ModuleState:
     def _numbers(self) -> list[tuple[str, Any]]:
         """The values by name in which there may be tensors and numbers."""
         trainer = self._trainer
-        modules = [*trainer.all_modules.items()]
+        modules = trainer.all_modules
+        values: list[tuple[str, Any]] = [*modules.named_parameters(), *modules.named_buffers()]
         if trainer.ema_model is not None:
-            modules.append(("model", trainer.ema_model))
-        values: list[tuple[str, Any]] = []
-        for prefix, module in modules:
-            values += module.named_parameters(prefix)
-            values += module.named_buffers(prefix)
+            values += trainer.ema_model.named_parameters("model")
+            values += trainer.ema_model.named_buffers("model")
         names = {id(weight): name for name, weight in values}
         for optimizer in trainer.optimizers:
             for weight, state in optimizer.state.items():
@@ -96,7 +93,7 @@ class ModuleState:
         progress = self._trainer.progress
         self._trainer.unfreeze(progress.epoch - progress.at_epoch_end)  # first: a callback may have frozen some again
         self._at_start = self._settings() | self._unsaved()
-        owners: dict[str, Any] = {**self._owners(), **dict(self._trainer.named_weights())}
+        owners: dict[str, Any] = {**self._owners(), **dict(self._trainer.all_modules.named_parameters())}
         for name, value in altered.items():
             path, _, attribute = name.rpartition(".")
             if path == "trainer" or hasattr(owners.get(path), attribute):
@@ -135,7 +132,7 @@ class ModuleState:
                     known += generators_of(part)
                     log.warning(NOT_SAVED, f"{owner}.{name} is a random generator")
         metrics = {f"task.metrics.{name}": metric for name, metric in self._trainer.metrics.by_name.items()}
-        for name, network in {**self._trainer.all_modules, **metrics}.items():
+        for name, network in {**dict(self._trainer.all_modules.named_children()), **metrics}.items():
             hidden = [value for value in generators_of(network) if all(value is not one for one in known)]
             if hidden:
                 kinds = ", ".join({type(value).__name__ for value in hidden})
@@ -188,13 +185,11 @@ class ModuleState:
             )
 
     def _modules(self) -> dict[str, nn.Module]:
-        modules = self._trainer.all_modules.items()
-        return {path: part for prefix, module in modules for path, part in module.named_modules(prefix=prefix)}
+        return {path: part for path, part in self._trainer.all_modules.named_modules() if path}
 
     def _settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {
-            f"{name}.requires_grad": weight.requires_grad for name, weight in self._trainer.named_weights()
-        }
+        weights = self._trainer.all_modules.named_parameters()
+        settings: dict[str, Any] = {f"{name}.requires_grad": weight.requires_grad for name, weight in weights}
         for path, module in self._modules().items():
             for name, value in vars(module).items():
                 setting = plain(value)
@@ -236,12 +231,11 @@ class ModuleState:
         A weight is told by its identity, and so is an optimizer. Modules may replace their buffers.
         """
         optimizers = self._trainer.optimizers
-        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
         buffers = {
             f"{path}.{name}"
             for path, module in self._modules().items()
             for name, buffer in module._buffers.items()
             if buffer is not None and name not in module._non_persistent_buffers_set
         }
-        weights = {name: id(weight) for name, weight in self._trainer.named_weights()}
-        return weights, buffers, sorted(map(id, [*chain(*groups), *optimizers]))
+        weights = {name: id(weight) for name, weight in self._trainer.all_modules.named_parameters()}
+        return weights, buffers, sorted(map(id, [*weights_of(optimizers), *optimizers]))

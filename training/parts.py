@@ -1,10 +1,7 @@
-"""Parts of a batch, for train.accumulate: which fields have a row for each sample, and which are of the whole.
-
-stacked: the names of the fields whose lists have fields, and not samples (Task.stacked).
-"""
+"""Parts of a batch, for train.accumulate. Its task knows which fields have a row for each sample."""
 
 import itertools
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from numbers import Number
 from typing import Any
 
@@ -12,19 +9,22 @@ from torch import Tensor, cat
 
 from data.errors import DataError
 from loaders import move
+from training.tasks import Task
 
 
-def parts_of(batch: dict[str, Any], count: int, number: int, stacked: Set[str]) -> list[dict[str, Any]]:
-    """The batch of `count` samples in `number` parts of nearly one size, or in fewer: none is empty."""
+def parts_of(task: Task, batch: dict[str, Any], number: int) -> list[dict[str, Any]]:
+    """The batch in `number` parts of nearly one size, or in fewer: none is empty."""
+    count = task.batch_length(batch)
     number = min(number, count)
     if number <= 1:
         return [batch]
     ends = [count * part // number for part in range(number + 1)]
-    return [rows_of(batch, slice(start, end), count, stacked) for start, end in itertools.pairwise(ends)]
+    return [rows_of(task, batch, slice(start, end)) for start, end in itertools.pairwise(ends)]
 
 
-def rows_of(batch: dict[str, Any], part: slice, count: int, stacked: Set[str]) -> dict[str, Any]:
-    """A part of the `count` samples of a batch. Raises DataError for a tensor without a row for each sample."""
+def rows_of(task: Task, batch: dict[str, Any], part: slice) -> dict[str, Any]:
+    """A part of the samples of a batch. Raises DataError for a tensor without a row for each sample."""
+    count = task.batch_length(batch)
 
     def part_of(field: Any) -> Any:
         if isinstance(field, Tensor) and len(field) != count:
@@ -34,23 +34,24 @@ def rows_of(batch: dict[str, Any], part: slice, count: int, stacked: Set[str]) -
             )
         return field[part]
 
-    return {name: map_rows(field, part_of, count, name in stacked) for name, field in batch.items()}
+    return {name: map_rows(field, part_of, count, name in task.stacked) for name, field in batch.items()}
 
 
-def repeated(batch: dict[str, Any], times: int, count: int, stacked: Set[str]) -> dict[str, Any]:
-    """The `count` samples of a batch, `times` times."""
+def repeated(task: Task, batch: dict[str, Any], times: int) -> dict[str, Any]:
+    """The samples of a batch, `times` times."""
+    count = task.batch_length(batch)
 
     def times_as_long(field: Any) -> Any:
         return cat([field] * times) if isinstance(field, Tensor) else field * times
 
-    return {name: map_rows(field, times_as_long, count, name in stacked) for name, field in batch.items()}
+    return {name: map_rows(field, times_as_long, count, name in task.stacked) for name, field in batch.items()}
 
 
 def map_rows(field: Any, change: Callable[[Any], Any], count: int, is_stacked: bool) -> Any:
     """Applies `change` to tensors (count, ...), also those in containers, and to lists with an item per sample.
 
     A number, a text and a tensor () are of the whole batch: they stay as they are.
-    is_stacked: a list of `count` items has fields, and not samples.
+    is_stacked: a list of `count` items has fields, and not samples (Task.stacked).
     """
     if field is None or isinstance(field, str | bytes | Number) or getattr(field, "ndim", None) == 0:
         return field

@@ -58,7 +58,6 @@ def save(run: Run) -> None:
     names = sorted(set().union(*run.processes.gather(run.module_state.not_finite())))
     if not names:
         run.checkpoints.save(state_of(run))
-        run.saved_step = run.progress.step
         return
     run.checkpoints.restart_interval()
     run.warn_of_nan(f"no checkpoint is saved: {', '.join(names[:3])}")
@@ -138,12 +137,10 @@ def load_state(run: Run, state: dict[str, Any], changed: dict[str, str]) -> None
         log.info("the learning rate is %g: a callback had set it, not the schedule alone", lr)
     for means, sums in zip((trainer.means, trainer.logged), state["means"], strict=True):
         means.load_state_dict(sums)
-    run.callback_states = state["callbacks"]
-    run.averaged = state["ema_model"]
-    run.altered = state["altered"]
+    run.resumed = {key: state[key] for key in run.resumed}
     if "train.freeze" in changed or "train.unfreeze_after" in changed:
-        run.altered = {
-            name: value for name, value in run.altered.items() if not name.endswith((".requires_grad", ".training"))
-        }
+        altered = state["altered"].items()
+        replaced = (".requires_grad", ".training")
+        run.resumed["altered"] = {name: value for name, value in altered if not name.endswith(replaced)}
     if progress.limit_reached and state["loader"]["samples"]:
         progress.epoch += 1  # train.max_steps has ended it

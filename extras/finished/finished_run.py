@@ -108,7 +108,7 @@ class FinishedRun:
         ModuleState(self.trainer).begin(state["altered"])
         self.trainer.progress.step = self.step
         self.trainer.progress.epoch = state["loader"]["epoch"]
-        for module in self.trainer.all_modules.values():
+        for module in self.trainer.all_modules.children():
             module.eval()
 
     def dataset(self, split: str) -> Any:

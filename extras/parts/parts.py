@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from training.dry_run import divides_batches, no_trace
-from training.metrics import Means
 from training.parts import parts_of, rows_of
 from training.run import Run
 from training.trainer import Trainer
@@ -52,11 +49,11 @@ class PartsOfBatches:
             )
             return
         difference = 0.0
-        with leaving_sums(trainer):
-            samples = rows_of(run.batch, slice(SAMPLES), count, trainer.task.stacked)
+        with no_trace(trainer):
+            samples = rows_of(trainer.task, run.batch, slice(SAMPLES))
             try:
                 difference = relative_difference(trainer, samples)
-            except Exception as error:  # it must not reach leaving_sums
+            except Exception as error:  # it must not reach no_trace
                 name = type(trainer.model).__name__
                 log.warning("gradients of parts are not compared: in evaluation mode %s raises %r", name, error)
         found = "the loss of one sample alone raises an error"
@@ -72,16 +69,6 @@ class PartsOfBatches:
             )
 
 
-@contextmanager
-def leaving_sums(trainer: Trainer) -> Iterator[None]:
-    """Evaluation mode in the block, which leaves no trace: not in the sums for the log, either."""
-    sums = trainer.means, trainer.logged
-    trainer.means, trainer.logged = Means(trainer.processes), Means(trainer.processes)
-    with no_trace(trainer):
-        yield
-    trainer.means, trainer.logged = sums
-
-
 def relative_difference(trainer: Trainer, batch: dict[str, Any]) -> float:
     """By how much the gradients of single samples differ from that of the batch when they are added up.
 
@@ -90,7 +77,7 @@ def relative_difference(trainer: Trainer, batch: dict[str, Any]) -> float:
     """
     task = trainer.task
     count = task.batch_length(batch)
-    parts = parts_of(batch, count, count, task.stacked)
+    parts = parts_of(task, batch, count)
     whole = gradient(trainer, batch)
     weights: list[Any] = [task.loss_denominator(part.get(task.label)) for part in parts]
     if weights[0] is None:
@@ -108,7 +95,7 @@ def relative_difference(trainer: Trainer, batch: dict[str, Any]) -> float:
 
 def gradient(trainer: Trainer, batch: dict[str, Any]) -> Tensor:
     """The gradient of the batch's loss, as far as it is compared."""
-    weights = [weight for _, weight in trainer.named_weights() if weight.requires_grad]
+    weights = [weight for weight in trainer.all_modules.parameters() if weight.requires_grad]
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):  # its recurrent networks need training mode
         loss = trainer.scaler.scale(trainer.loss_of(batch))
         gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)

@@ -12,7 +12,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice, repeat
 from typing import Any
 
@@ -20,8 +19,8 @@ import torch
 
 from extras.report.peak import share_of_peak
 from loaders import Accelerator, Measured, Preloader, StepTimer, core_seconds
+from training.dry_run import tensors_put_back
 from training.run import Run
-from training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,8 @@ def measure_free_steps(run: Run, seconds: float, step_seconds: float, device_nam
     if 2 * TURNS * steps * step_seconds > LONGEST * seconds:
         return None
     try:
-        with weights_put_back(run.trainer):
+        with tensors_put_back(run.trainer.all_modules):
+            run.trainer.model.train()
             turns = take_turns(run, steps)
             run.train_loader.close()  # its workers would take cores from the steps
             if turns is None:
@@ -142,18 +142,3 @@ def synchronizes(run: Run, batch: Any) -> bool:
         finally:
             torch.cuda.set_sync_debug_mode(earlier)
     return bool(waits)
-
-
-@contextmanager
-def weights_put_back(trainer: Trainer) -> Iterator[None]:
-    """Trains in the block, and puts weights and buffers back afterwards."""
-    modules = trainer.all_modules.values()
-    weights = [weight for module in modules for weight in (*module.parameters(), *module.buffers())]
-    kept = [weight.detach().to("cpu", copy=True) for weight in weights]  # the device may have no room
-    trainer.model.train()
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for weight, content in zip(weights, kept, strict=True):
-                weight.copy_(content)

@@ -371,7 +371,7 @@ def test_weights_in_float16_are_refused(tmp_path, error):
         (NETWORK, "FromLightning has training_step, which training does not call"),
         (f"{NETWORK} +model.dtype=bfloat16 callbacks.ema.decay=0.9", "there are weights of torch.bfloat16"),
         (f"data._target_={__name__}.SplitsItself", "a parameter val_fraction"),
-        (f"trainer._target_={__name__}.Overflowing train.precision=fp16", "skipped all of the last 11 steps"),
+        (f"trainer._target_={__name__}.Overflowing train.precision=fp16", "skipped all of the last 12 steps"),
         (f"+callbacks.mine._target_={__name__}.LeavesEval", "left Sequential in evaluation mode"),
         (f"+callbacks.mine._target_={__name__}.Misnamed", "nothing calls on_epoch_begin"),
         (f"+callbacks.mine._target_={__name__}.Misnamed", "has only one of state_dict and load_state_dict"),

@@ -104,7 +104,7 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole_whatever_the_loss(train
     batch = {"image": images, "label": torch.tensor(labels)}
     trainer.task = Task(None, loss=loss)
     trainer.train_config = replace(trainer.train_config, accumulate=parts)
-    first = parts_of(batch, len(labels), len(labels) // 2, trainer.task.stacked)[0]
+    first = parts_of(trainer.task, batch, len(labels) // 2)[0]
     with no_trace(trainer):
         found = is_sum(trainer, trainer.loss_of(first), trainer.loss_of, first)
     trainer.training_loss_is_sum = found
@@ -298,13 +298,13 @@ def test_a_batch_has_the_length_and_the_parts_of_its_samples_whatever_its_lists_
     batch = named(samples(slice(size)))
     count = min(size, len(rows))
     assert task.batch_length(batch) == count
-    parts = parts_of(batch, count, number, task.stacked)
+    parts = parts_of(task, batch, number)
     ends = [count * part // len(parts) for part in range(len(parts) + 1)]
     for part, start, end in zip(parts, ends[:-1], ends[1:], strict=True):
         expected = named(samples(slice(start, end)))
         assert part.pop("name") == expected.pop("name")
         torch.testing.assert_close(part, expected, rtol=0, atol=0)
-    assert task.batch_length(repeated(batch, 3, count, task.stacked)) == 3 * count
+    assert task.batch_length(repeated(task, batch, 3)) == 3 * count
 
 
 def test_a_batch_of_texts_has_their_number():

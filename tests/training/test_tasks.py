@@ -226,17 +226,20 @@ def test_a_batch_is_cut_into_parts_by_its_samples_also_where_a_field_is_a_list()
     right = left * 10
     batch = {"image": [left, right], "names": [*"abcd"], "label": (left, right)}
     whole = {"scale": 0.5, "split": "abcd", "step": torch.tensor(3), "pair": [left, torch.tensor(3)], "none": None}
-    whole["list"] = ["about all"]
+    whole |= {"list": ["about all"], "image": left}
     assert Classification(THREE, inputs="left").batch_length({"left": left, "label": [left, right]}) == 4
-    part = rows_of(batch, slice(1, 3), 4, frozenset())
+    part = rows_of(Task(THREE, "names", None), batch, slice(1, 3))
     for name in ("image", "label"):
         assert [field.tolist() for field in part[name]] == [[1, 2], [10, 20]]
     assert part["names"] == ["b", "c"]
-    part = rows_of(whole, slice(1, 3), 4, frozenset())
-    assert part.pop("pair")[0].tolist() == [1, 2], "a number, a text and a tensor () are of the whole batch"
+    part = rows_of(Task(THREE), whole, slice(1, 3))
+    assert part.pop("image").tolist() == [1, 2]
+    assert part.pop("pair")[0].tolist() == [1, 2], (
+        "a number, a text and a tensor () are of the whole batch"
+    )
     assert part == {name: whole[name] for name in part} and len(part) == 5
     with refused(r"4 samples has a field \(9,\), .* set train.accumulate=1"):
-        rows_of({"words": torch.arange(9), "offsets": left}, slice(1, 3), 4, frozenset())
+        rows_of(Task(THREE, "offsets"), {"words": torch.arange(9), "offsets": left}, slice(1, 3))
 
 
 @pytest.mark.parametrize(("earlier", "name"), RENAMED.items())
