@@ -16,11 +16,11 @@ from training.build import (
     target_of,
     warn_of_parameters,
 )
-from training.config import ConfigError
+from training.config import ConfigError, Section
 from training.tasks import Task, check_weights
 
 
-def build_task(section: dict[str, Any], dataset: Any) -> Task:
+def build_task(section: Section, dataset: Any) -> Task:
     functions: dict[str, Any] = {}
     if section.get("loss"):
         functions["loss"] = function_of("task.loss", section["loss"])
@@ -90,7 +90,7 @@ def numbers_by_class(
     return value
 
 
-def takes_numbers(key: str, section: dict[str, Any], name: str) -> bool:
+def takes_numbers(key: str, section: Section, name: str) -> bool:
     """Whether an entry of the section becomes a tensor, so that a dict there can only be of numbers by class.
 
     So it is for task.class_weights, and for a parameter that takes tensors alone, such as `weight` of torch's losses.

@@ -20,14 +20,14 @@ from data.subset import Subset
 from loaders import Random, WorkerLoader, move, offers, tensors
 from training.config import Config
 from training.processes import Processes
-from training.tasks import Task, wrong_label
+from training.tasks import Batch, Task, wrong_label
 
 log = logging.getLogger(__name__)
 
 MOST_AS_TEXT = 10**7  # above this many numbers, as masks have, their text would take 15 times their memory
 
 
-def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> dict[str, Any]:
+def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> Batch:
     """Checks that training can use the dataset, and returns a batch of its first two samples, or of its only one.
 
     A test of a dataset: check_dataset(Plankton(train=False), Classification(Plankton)). Raises DataError.
@@ -48,7 +48,7 @@ def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> 
     return batch
 
 
-def first_batches(datasets: list[Any], task: Task, collate: Callable | None, config: Config) -> list[dict[str, Any]]:
+def first_batches(datasets: list[Any], task: Task, collate: Callable | None, config: Config) -> list[Batch]:
     """The first batch of each dataset. If a worker reads it, this process opens none of their files."""
     workers = 1 if config.loader.num_workers != 0 or any(map(is_stream, datasets)) else 0
     read = partial(read_first, collate=collate, skips=config.loader.on_error == "skip")
@@ -119,7 +119,7 @@ def readable(dataset: Any, skips: bool) -> Iterator[Any]:
             yield dataset[index]
 
 
-def check_batch(batch: Any, doubled: Any, dataset: Any, task: Task) -> dict[str, Any]:
+def check_batch(batch: Any, doubled: Any, dataset: Any, task: Task) -> Batch:
     """Names the fields of a batch of one or two samples. Raises DataError if one is missing, or a label is wrong.
 
     doubled: a batch of these samples twice: see Task.learn_layout.

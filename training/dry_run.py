@@ -23,7 +23,7 @@ from training.datasets import Datasets
 from training.metrics import Means, joined
 from training.optimizer import weights_of
 from training.parts import repeated, rows_of
-from training.tasks import DIRECTIONS, setting_of
+from training.tasks import DIRECTIONS, Batch, setting_of
 from training.trainer import Trainer, evaluating, located
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def dry_run_evaluation(trainer: Trainer, data: Datasets) -> list[str]:
         return try_evaluation(trainer, data.transform(tested))
 
 
-def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None:
+def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
     """Runs `training_step`, if it is ours, on the first samples, and on a single one if a part of a batch has one.
 
     In evaluation mode, in which the loss tells a sum from a mean, and in training mode.
@@ -113,7 +113,7 @@ def try_training(trainer: Trainer, batch: dict[str, Any], smallest: int) -> None
     trainer.model.eval()
 
 
-def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
+def try_evaluation(trainer: Trainer, batch: Batch) -> list[str]:
     """Evaluates the first test samples. Returns the names of the scores and of the metrics' values."""
     what = f"{names_of(trainer)} cannot use the first test samples"
     with naming_batch(f"{what}, or {type(trainer).__name__}.evaluation_step returns no scores by name", batch):
@@ -134,7 +134,7 @@ def try_evaluation(trainer: Trainer, batch: dict[str, Any]) -> list[str]:
     return names
 
 
-def is_sum(trainer: Trainer, loss: Any, step: Callable[[dict[str, Any]], Any], batch: dict[str, Any]) -> bool | None:
+def is_sum(trainer: Trainer, loss: Any, step: Callable[[Batch], Any], batch: Batch) -> bool | None:
     """Whether `step`, which returned `loss` for a batch, adds up the samples: then the loss grows by the same for
     each copy of the batch, whatever constant is in it.
 
@@ -242,7 +242,7 @@ def direction_of(trainer: Trainer) -> bool:
     raise ConfigError(f"task.metric={task.metric}: say which is the best: task.higher_is_better=true or false")
 
 
-def naming_batch(what: str, batch: dict[str, Any]) -> AbstractContextManager[None]:
+def naming_batch(what: str, batch: Batch) -> AbstractContextManager[None]:
     """Says with an error of the block what failed, and on which batch."""
     forms = [f"{name}: {form_of(value)}" for name, value in batch.items()]
     return located(f"{what} ({', '.join(forms)})", Exception)

@@ -9,10 +9,10 @@ from torch import Tensor, cat
 
 from data.errors import DataError
 from loaders import move
-from training.tasks import Task
+from training.tasks import Batch, Task
 
 
-def parts_of(task: Task, batch: dict[str, Any], number: int) -> list[dict[str, Any]]:
+def parts_of(task: Task, batch: Batch, number: int) -> list[Batch]:
     """The batch in `number` parts of nearly one size, or in fewer: none is empty."""
     count = task.batch_length(batch)
     number = min(number, count)
@@ -22,7 +22,7 @@ def parts_of(task: Task, batch: dict[str, Any], number: int) -> list[dict[str, A
     return [rows_of(task, batch, slice(start, end)) for start, end in itertools.pairwise(ends)]
 
 
-def rows_of(task: Task, batch: dict[str, Any], part: slice) -> dict[str, Any]:
+def rows_of(task: Task, batch: Batch, part: slice) -> Batch:
     """A part of the samples of a batch. Raises DataError for a tensor without a row for each sample."""
     count = task.batch_length(batch)
 
@@ -37,7 +37,7 @@ def rows_of(task: Task, batch: dict[str, Any], part: slice) -> dict[str, Any]:
     return {name: map_rows(field, part_of, count, name in task.stacked) for name, field in batch.items()}
 
 
-def repeated(task: Task, batch: dict[str, Any], times: int) -> dict[str, Any]:
+def repeated(task: Task, batch: Batch, times: int) -> Batch:
     """The samples of a batch, `times` times."""
     count = task.batch_length(batch)
 

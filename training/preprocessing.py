@@ -17,8 +17,8 @@ from data.subset import undivided
 from data.transform import form_of
 from loaders import build_loader, can_take_groups, takes_groups, tensors
 from training.build import build, function_of, parameters_of, target_of
-from training.config import Config, ConfigError
-from training.tasks import Task
+from training.config import Config, ConfigError, Section
+from training.tasks import Batch, Task
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Preprocessing:
     values: what the keys of the section that are null become.
     """
 
-    def __init__(self, data: dict[str, Any], model: dict[str, Any], saved: dict[str, Any] | None) -> None:
+    def __init__(self, data: Section, model: Section, saved: dict[str, Any] | None) -> None:
         self._stated = {key: data.pop(key, None) for key in ("mean", "std")}
         numbers = {key: value for key, value in self._stated.items() if value not in (None, "auto")}
         self._typed = {key: read_numbers(value, None) for key, value in numbers.items()}
@@ -83,7 +83,7 @@ class Preprocessing:
         return Normalize(**numbers, fields=fields)
 
 
-def preprocessing_of(section: dict[str, Any]) -> dict[str, Any]:
+def preprocessing_of(section: Section) -> dict[str, Any]:
     """How a pretrained network expects its images, if its target is a function that has a function `preprocessing`."""
     target = target_of("model", section).func
     if not (inspect.isfunction(target) and hasattr(target, "preprocessing")):  # a class may have a method of this name
@@ -110,7 +110,7 @@ def mean_and_std(config: Config, dataset: Any, task: Task, collate: Callable | N
 
 
 def batch_transform(
-    options: dict[str, Any], images: Sequence[str], normalize: Normalize | None, task: Task
+    options: Section, images: Sequence[str], normalize: Normalize | None, task: Task
 ) -> BatchTransform | Normalize | None:
     """What training batches go through. options: the section augment. images: the names of the fields with images."""
     own = options.pop("transform", None) or []
@@ -127,20 +127,20 @@ def batch_transform(
     return BatchTransform(normalize, functions, task.num_outputs, **options, **fields)
 
 
-def naming(transform: BatchTransform | Normalize | None, task: Task) -> partial[dict[str, Any]]:
+def naming(transform: BatchTransform | Normalize | None, task: Task) -> partial[Batch]:
     """Gives names to the fields of a batch, and then transforms it: see `name_and_transform`."""
     named = partial(name_and_transform, transform, task)
     names_fields_alone = type(task).to_dict is Task.to_dict  # a task of the user's may do more
     return takes_groups(named) if names_fields_alone and can_take_groups(transform) else named
 
 
-def name_and_transform(transform: Any, task: Task, batch: Any, random: Any = None) -> dict[str, Any]:
+def name_and_transform(transform: Any, task: Task, batch: Any, random: Any = None) -> Batch:
     """Gives names to the fields of a batch, and then transforms it, unless `transform` is None."""
     named = task.to_dict(batch)
     return named if transform is None else transform(named, random)
 
 
-def check_layouts(inputs: dict[str, Any], model: dict[str, Any], means: Sequence[Any], has_images: bool) -> None:
+def check_layouts(inputs: Batch, model: Section, means: Sequence[Any], has_images: bool) -> None:
     """Checks images that are normalised, or by whose channels the network is built: see `check_layout`.
 
     model: the section. means: of the channels, as far as they are known. has_images: whether an input is an image.

@@ -19,7 +19,7 @@ from hydra.utils import to_absolute_path
 
 from data.classes import are_same, listed
 from data.errors import home_path
-from training.checkpoint import best_or_newest, newest, read_checkpoint
+from training.checkpoint import State, best_or_newest, newest, read_checkpoint
 from training.checks import are_close
 from training.config import ConfigError, TrainConfig, flat
 from training.weights import Weights, read_weights
@@ -44,7 +44,7 @@ class Origin:
     is_own: whether the checkpoint is one of the run's own folder.
     """
 
-    state: dict[str, Any] | None = None
+    state: State | None = None
     weights: Weights | None = None
     is_own: bool = False
 
@@ -101,7 +101,7 @@ def absolute(path: Path) -> Path:
 
 
 def changes_since(
-    state: dict[str, Any], settings: dict[str, Any], loader: dict[str, Any], data: dict[str, Any]
+    state: State, settings: dict[str, Any], loader: dict[str, Any], data: dict[str, Any]
 ) -> dict[str, str]:
     """What differs from the checkpoint `state`: a sentence for each setting, and for each of OF_LOADER and OF_DATA.
 

@@ -4,12 +4,11 @@ training/resume.py decides what a run begins with.
 """
 
 import logging
-from typing import Any
 
 from torch import Tensor
 
 from loaders import merge_states
-from training.checkpoint import file_of, read_checkpoint
+from training.checkpoint import State, file_of, read_checkpoint
 from training.checks import differ
 from training.config import ConfigError
 from training.optimizer import resume_optimizer, saved_optimizer, set_optimizer_mode
@@ -21,7 +20,7 @@ from training.weights import load_weights
 log = logging.getLogger(__name__)
 
 
-def state_of(run: Run) -> dict[str, Any]:
+def state_of(run: Run) -> State:
     """What a run needs to continue as if it had not been stopped. All processes have to call it.
 
     The weights are those that are evaluated, until the next step: see set_optimizer_mode.
@@ -106,7 +105,7 @@ def resume(run: Run) -> None:
         load_state(run, state, changed)
 
 
-def load_state(run: Run, state: dict[str, Any], changed: dict[str, str]) -> None:
+def load_state(run: Run, state: State, changed: dict[str, str]) -> None:
     """Continues from a checkpoint. Run.start loads the states of callbacks, and what these had altered."""
     trainer = run.trainer
     progress = run.progress

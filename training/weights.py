@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from data.errors import explained
-from training.checkpoint import is_checkpoint, read_file, upgrade
+from training.checkpoint import State, is_checkpoint, read_file, upgrade
 from training.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def read_weights(path: Path) -> Weights:
         return Weights(path, tensors, classes, data)
 
 
-def evaluated_weights(state: dict[str, Any]) -> dict[str, Tensor]:
+def evaluated_weights(state: State) -> dict[str, Tensor]:
     """The weights that a run evaluated: the average in `trainer.ema_model`, if its checkpoint has one."""
     weights = state["model"]
     averaged = state["ema_model"] or weights

@@ -234,9 +234,7 @@ def test_a_batch_is_cut_into_parts_by_its_samples_also_where_a_field_is_a_list()
     assert part["names"] == ["b", "c"]
     part = rows_of(Task(THREE), whole, slice(1, 3))
     assert part.pop("image").tolist() == [1, 2]
-    assert part.pop("pair")[0].tolist() == [1, 2], (
-        "a number, a text and a tensor () are of the whole batch"
-    )
+    assert part.pop("pair")[0].tolist() == [1, 2], "a number, a text and a tensor () are of the whole batch"
     assert part == {name: whole[name] for name in part} and len(part) == 5
     with refused(r"4 samples has a field \(9,\), .* set train.accumulate=1"):
         rows_of(Task(THREE, "offsets"), {"words": torch.arange(9), "offsets": left}, slice(1, 3))
