@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from data.classes import listed
 from data.errors import explained
 from training.checkpoint import State, is_checkpoint, read_file, upgrade
 from training.config import ConfigError
@@ -52,7 +53,7 @@ def load_weights(source: Weights, model: nn.Module) -> None:
     unused = {layer_of(name) for name in weights.keys() - own.keys()}
     log.info(
         "train.init_from: %d of %d tensors come from %s; new layers, of another size or not in it: %s; not used: %s",
-        *(len(taken), len(own), source.path, listed(new), listed(unused)),
+        *(len(taken), len(own), source.path, listed(sorted(new)) or "none", listed(sorted(unused)) or "none"),
     )
 
 
@@ -87,10 +88,6 @@ def evaluated_weights(state: State) -> dict[str, Tensor]:
     if averaged.keys() != weights.keys():  # an AveragedModel of torch has them in its module
         averaged = {name.removeprefix("module."): value for name, value in averaged.items()}
     return {name: averaged[name] for name in weights if name in averaged}
-
-
-def listed(layers: set[str]) -> str:
-    return ", ".join(sorted(layers)) or "none"
 
 
 def name_in(own: dict[str, Any], name: str) -> str:

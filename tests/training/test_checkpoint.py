@@ -148,14 +148,6 @@ def test_a_run_begins_with_the_first_that_there_is(tmp_path, resume, init_from, 
     assert found(tmp_path / "run", *choices) == with_own
 
 
-@pytest.mark.parametrize(("frozen", "is_trained"), [(["model.weight"], False), ([], True)])
-def test_what_an_earlier_version_has_frozen_is_a_setting_that_was_altered(tmp_path, frozen, is_trained):
-    checkpoints(tmp_path).save(state(1) | {"frozen": frozen})
-    assert choose_origin(tmp_path, SimpleNamespace(resume="auto")).state["altered"] == {
-        "model.weight.requires_grad": is_trained
-    }
-
-
 def test_the_average_of_the_weights_of_an_earlier_version_is_read(tmp_path):
     ema = {"n_averaged": torch.tensor(3), "module.weight": torch.ones(1)}
     rest = {name: value for name, value in state(1).items() if name != "ema_model"}
