@@ -24,6 +24,15 @@ from training.tasks import Batch, Task, wrong_label
 
 log = logging.getLogger(__name__)
 
+RANDOM_COLLATE = (
+    "data.collate gives other batches for the same samples, and it makes those of the test set too: what it draws "
+    "there changes the score. Augment in data.transform, or in the section augment, which is for training alone"
+)
+NOT_REPEATABLE = (
+    "%s gives other samples when the first ones are read again with the same random numbers, so runs and resumes "
+    "differ: it depends on a counter, the time, or a generator made while a sample is read, such as default_rng() "
+    "without a seed; draw from the global generators (docs/data.md)"
+)
 MOST_AS_TEXT = 10**7  # above this many numbers, as masks have, their text would take 15 times their memory
 
 
@@ -56,20 +65,15 @@ def first_batches(datasets: list[Any], task: Task, collate: Callable | None, con
     settings["multiprocessing_context"] = config.loader.start_method
     with WorkerLoader(datasets, None, seed=config.seed, collate_fn=read, **settings) as loader:
         read_batches: Any = list(loader)
-    *_, (_, _, is_random) = read_batches
-    if is_random:
-        log.warning(
-            "data.collate gives other batches for the same samples, and it makes those of the test set too: what it "
-            "draws there changes the score. Augment in data.transform, or in the section augment, which is for "
-            "training alone"
-        )
+    for sentence in {sentence: None for *_, sentences in read_batches for sentence in sentences}:
+        log.warning(sentence)
     checked = zip(read_batches, datasets, strict=True)
     return [check_batch(batch, doubled, dataset, task) for (batch, doubled, _), dataset in checked]
 
 
-def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> tuple[Any, Any, bool]:
+def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> tuple[Any, Any, list[str]]:
     """A batch of the first two samples, or of the only one, the lengths of the tensors of one of them twice, and
-    whether `collate` gives other tensors for the same samples.
+    warnings of what is not the same again.
     """
     name = type(dataset).__name__
     if not (is_stream(dataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
@@ -80,22 +84,45 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> t
             dataset[0]
     if not samples:
         raise DataError(f"{name} has no samples: check the files that it reads")
+    sentences = [] if is_stream(dataset) or is_repeatable(dataset, collate, len(samples)) else [NOT_REPEATABLE % name]
     if collate is not None:
         copies: list[Any] = []
         with suppress(Exception):  # of samples that cannot be copied
             copies = [deepcopy(samples) for _ in range(3)]  # collate may change them
         batch = collate(samples)
         if not copies:
-            return batch, lengths_of(batch), False
-        again = zip(tensors(batch), tensors(collate(copies[0])), strict=False)
-        is_random = any(differ(one, other) for one, other in again)
-        return batch, lengths_of(collate(copies[1] + copies[2])), is_random
+            return batch, lengths_of(batch), sentences
+        if not are_same(batch, collate(copies[0])):
+            sentences.append(RANDOM_COLLATE)
+        return batch, lengths_of(collate(copies[1] + copies[2])), sentences
     remedy = (
         "return tensors, arrays or numbers from __getitem__, end data.transform with a crop or a resize to one size, "
         "or set data.collate"
     )
     with explained(f"{name}: two samples cannot make a batch", remedy, (TypeError, ValueError, RuntimeError)):
-        return default_collate(samples), lengths_of(default_collate([*samples, *samples])), False
+        return default_collate(samples), lengths_of(default_collate([*samples, *samples])), sentences
+
+
+def is_repeatable(dataset: Any, collate: Callable | None, count: int) -> bool:
+    """Whether the first `count` samples are the same when they are read again with the same random numbers.
+
+    If they cannot be read so, which says why later, they count as the same.
+    """
+
+    def make_batch(samples: list[Any]) -> Any:
+        return (collate or default_collate)(deepcopy(samples))  # the dataset may hold those that collate changes
+
+    batches = []
+    with suppress(Exception):
+        for _ in range(2):
+            with WorkerLoader(dataset, count, sampler=range(count), seed=0, collate_fn=make_batch) as loader:
+                batches += list(loader)
+    return len(batches) < 2 or are_same(*batches)
+
+
+def are_same(batch: Any, other: Any) -> bool:
+    """Whether all tensors of two batches are equal."""
+    return not any(differ(ours, theirs) for ours, theirs in zip(tensors(batch), tensors(other), strict=False))
 
 
 def differ(ours: Any, theirs: Any) -> bool:

@@ -1,9 +1,11 @@
 """What callbacks, optimizers and collate functions of a fork may do in a run without changing what it trains."""
 
+import random
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from torch.utils.data import default_collate
 from data.synthetic import Synthetic
 from tests.configs import (
     EXTENSIONS,
+    IMAGES,
     TWO_PARTS,
     checkpoint,
     differences,
@@ -21,6 +24,7 @@ from tests.configs import (
     steps,
     train,
 )
+from tests.training.extensions import Images
 
 CONSTANT = "schedule=constant"  # another schedule depends on train.max_steps
 
@@ -188,6 +192,39 @@ def test_a_collate_function_that_draws_is_warned_of(tmp_path, caplog, collate, w
     collates = f"data.collate={{_target_: {__name__}.{collate}}}"
     train(tmp_path, collates, f"loader.num_workers={workers} train.epochs=1 data.length=64")
     assert ("data.collate gives other batches" in caplog.text) == (collate == "noisy")
+
+
+class Drawing(Images):
+    """Its samples have a number that is drawn `how`."""
+
+    def __init__(self, how, **options):
+        super().__init__(**options)
+        self.how = how
+        self.seen = 0
+        self.generator = np.random.default_rng()
+
+    def __getitem__(self, index):
+        self.seen += 1
+        draws = {
+            "by_a_counter": lambda: self.seen,
+            "from_a_new_generator": lambda: np.random.default_rng().random(),
+            "from_a_child_of_a_generator": lambda: self.generator.spawn(1)[0].random(),
+            "from_the_global_generators": lambda: random.random() + np.random.rand() + torch.rand(()).item(),
+            "from_a_generator_that_it_holds": lambda: self.generator.random(),
+            "never": lambda: 0.0,
+        }
+        image, label = super().__getitem__(index)
+        return {"image": image, "label": label, "drawn": draws[self.how]()}
+
+
+SEEDED = ("from_the_global_generators", "from_a_generator_that_it_holds", "never")
+UNSEEDED = ("by_a_counter", "from_a_new_generator", "from_a_child_of_a_generator")
+
+
+@pytest.mark.parametrize("how", [*SEEDED, *UNSEEDED])
+def test_a_dataset_that_gives_other_samples_from_the_same_random_numbers_is_named_once(tmp_path, caplog, how):
+    train(tmp_path, f"{IMAGES} data._target_={__name__}.Drawing +data.how={how} train.epochs=1")
+    assert caplog.text.count("Drawing gives other samples") == (how in UNSEEDED)
 
 
 class Overwrites:
