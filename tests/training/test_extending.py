@@ -18,18 +18,18 @@ from tests.configs import (
     EXTENSIONS,
     IMAGES,
     SMALL,
-    STOP,
     checkpoint,
     differences,
     differing_weights,
     logged,
     separate,
     steps,
+    stop,
     summary_of,
     train,
     untimed,
 )
-from tests.training.extensions import Images, Spy, Stop, lying
+from tests.training.extensions import Images, Linear, Spy, Worst, lying
 from training.stopping import Stopped
 from training.trainer import Trainer
 
@@ -51,12 +51,10 @@ def test_a_callback_is_called_at_each_point_and_adds_to_the_log_and_the_summary(
 
 
 def test_a_callback_learns_that_a_run_was_interrupted_and_goes_on_with_its_state(tmp_path):
-    Stop.at = 5
-    Stop.how = "SIGTERM"
     with pytest.raises(Stopped):
-        train(tmp_path, SPY, STOP)
+        train(tmp_path, SPY, *stop(5))
     assert Spy.calls[-1] == "interrupted"
-    assert train(tmp_path, SPY, STOP)["counted_steps"] == 16
+    assert train(tmp_path, SPY)["counted_steps"] == 16
     assert Spy.calls[:2] == ["start", "loaded 5"]
 
 
@@ -76,11 +74,9 @@ class RangeTest:
 
 def test_steps_that_a_callback_tries_before_training_leave_no_trace_also_in_a_resume(tmp_path):
     for name, *settings in (["plain"], ["tried", f"+callbacks.range_test._target_={__name__}.RangeTest"]):
-        Stop.at = 5
-        Stop.how = "SIGTERM"
         with pytest.raises(Stopped):
-            train(tmp_path / name, STOP, "train.log_interval=8", *settings)
-        train(tmp_path / name, STOP, "train.log_interval=8", *settings)
+            train(tmp_path / name, *stop(5), "train.log_interval=8", *settings)
+        train(tmp_path / name, "train.log_interval=8", *settings)
     assert untimed(tmp_path / "tried") == untimed(tmp_path / "plain")
     assert differing_weights(tmp_path / "tried", tmp_path / "plain") == []
 
@@ -412,51 +408,29 @@ def test_what_train_freeze_names_keeps_its_weights_and_statistics_and_another_no
     assert differences(one, more) == [".last.bias", ".last.weight", *statistics]
 
 
-class Noisy(nn.Linear):
-    """A network with a generator of its own."""
-
-    def __init__(self, num_classes, in_channels, image_size, **_):
-        super().__init__(in_channels * image_size**2, num_classes)
-        self.generator = torch.Generator()
-
-    def forward(self, images):
-        return super().forward(images.flatten(1))
+class NoisyNetwork(Linear):
+    def add(self, **_):
+        self.generator = np.random.default_rng()
 
 
-class SavesIt(Noisy):
+class SavedNetwork(NoisyNetwork):
     def get_extra_state(self):
-        return self.generator.get_state()
+        return str(self.generator.bit_generator.state)
 
     def set_extra_state(self, state):
-        self.generator.set_state(state)
-
-
-GENERATOR = np.random.default_rng()
-
-
-class Hides(Noisy):
-    """One whose generator is in no attribute of a module."""
-
-    def __init__(self, num_classes, in_channels, image_size, place, **_):
-        super().__init__(num_classes, in_channels, image_size)
-        generator = self.generator
-        del self.generator
-        if place == "container":
-            self.generators = {"first": [generator]}
-        if place == "closure":
-            self.noise = lambda images: torch.rand(1, generator=generator)
-        if place == "hook":
-            self.register_forward_pre_hook(lambda module, images: (images[0] + torch.rand(1, generator=generator),))
-        self.is_global = place == "code"
-
-    def forward(self, images):
-        return super().forward(images) + (GENERATOR.random() if self.is_global else 0)
+        pass
 
 
 class NoisyTrainer(Trainer):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.generator = np.random.default_rng()
+
+
+class NoisyMetric(Worst):
+    def __init__(self):
+        super().__init__()
+        self.draws = [np.random.default_rng()]
 
 
 class NoisyCallback:
@@ -467,31 +441,33 @@ class NoisyCallback:
         pass
 
 
-class NoisyMetric:
-    """A mean over drawn samples, as a bootstrap is."""
-
-    def __init__(self):
-        self.draws = [np.random.default_rng(0)]
-
-    def update(self, outputs, labels):
-        pass
-
-    def compute(self):
-        return self.draws[0].random()
-
-    def reset(self):
-        pass
-
-
 class SavedCallback(NoisyCallback):
     def state_dict(self):
         return {"generator": str(self.generator.bit_generator.state)}
 
 
+GENERATOR = np.random.default_rng()
+
+
+class Hides(Linear):
+    """Its generator is in no attribute of a module."""
+
+    def add(self, place, **_):
+        generator = np.random.default_rng()
+        if place == "container":
+            self.generators = {"first": [generator]}
+        if place == "closure":
+            self.noise = lambda: generator.random()
+        if place == "hook":
+            self.register_forward_pre_hook(lambda module, images: (images[0] + generator.random(),))
+        if place == "code":
+            self.noise = lambda: GENERATOR.random()
+
+
 @pytest.mark.parametrize(
     ("setting", "named"),
     [
-        ("model._target_", {"Noisy": "model.generator", "SavesIt": None}),
+        ("model._target_", {"NoisyNetwork": "model.generator", "SavedNetwork": None}),
         *(
             (f"+model.place={place} model._target_", {"Hides": "model"})
             for place in ("container", "closure", "hook", "code")
@@ -542,14 +518,8 @@ def test_a_rate_that_is_no_number_from_0_ends_the_run_before_the_step_that_would
     assert all(isinstance(rate, float) for rate in logged(tmp_path, "lr")[:-1])
 
 
-class WithOwnMethods(nn.Linear):
+class WithOwnMethods(Linear):
     """A network with a training loop of its own, whose methods have names of torch's."""
-
-    def __init__(self, num_classes, in_channels, image_size, **_):
-        super().__init__(in_channels * image_size**2, num_classes)
-
-    def forward(self, images):
-        return super().forward(images.flatten(1))
 
     def compile(self, optimizer, loss):
         raise AssertionError("it is for another program")
@@ -577,11 +547,10 @@ def test_methods_of_a_network_that_are_something_else_than_torchs_are_refused_or
     assert compiled == [WithOwnMethods]
 
 
-class Unseen(WithOwnMethods):
+class Unseen(Linear):
     """Has layers where torch does not see them."""
 
-    def __init__(self, num_classes, in_channels, image_size, place, **_):
-        super().__init__(num_classes, in_channels, image_size)
+    def add(self, place, **_):
         layer = nn.Linear(2, 2)
         frozen = nn.Linear(2, 2).requires_grad_(False)
         self.hidden = {"list": [layer], "dict": {"a": layer}, "parameter": (layer.weight,), "frozen": [frozen]}[place]
@@ -614,7 +583,7 @@ class Loads:
 
 
 def test_what_a_callback_sets_in_vain_or_over_a_checkpoint_is_said(tmp_path, caplog, error):
-    loads = f"+callbacks.loads._target_={__name__}.Loads model._target_={__name__}.WithOwnMethods"
+    loads = f"+callbacks.loads._target_={__name__}.Loads model._target_={EXTENSIONS}.Linear"
     train(tmp_path, loads, "train.max_steps=3")
     assert "changed weights" not in caplog.text
     train(tmp_path, loads)

@@ -40,7 +40,7 @@ from tests.configs import (
 )
 from tests.infrastructure.forks import ROOT
 from tests.training.conftest import full_disk
-from tests.training.extensions import Images, Stop
+from tests.training.extensions import Images, Linear, Stop
 from training.assemble import assemble
 from training.config import checked
 from training.module_state import ModuleState
@@ -75,18 +75,17 @@ class Annealed:
         return functional.cross_entropy(outputs - self.centre, labels) + outputs.square().mean() / self.calls
 
 
-class Ranged(nn.Linear):
+class Ranged(Linear):
     """Has a range that is infinite at first, and a scale that state_dict leaves out."""
 
-    def __init__(self, num_classes, in_channels, image_size, **_):
-        super().__init__(in_channels * image_size**2, num_classes)
+    def add(self, **_):
         self.register_buffer("high", torch.tensor(-torch.inf))
         self.register_buffer("scale", torch.ones(1), persistent=False)
 
     def forward(self, images):
         if self.training:
             self.high = torch.maximum(0.9 * self.high, images.max())
-        return self.scale * super().forward(images.flatten(1).clamp(max=self.high.clamp(min=1)))
+        return self.scale * super().forward(images.clamp(max=self.high.clamp(min=1)))
 
 
 class Counted(Annealed):
