@@ -145,9 +145,9 @@ def test_classes_are_names_in_the_order_of_their_numbers_in_any_form(names, numb
             classes_of(Foreign(classes=mapped))
 
 
-@pytest.mark.parametrize("classes", [2, "ab", lambda: ["a"], {"a": 1}])
-def test_classes_of_another_kind_are_a_sentence_for_classification(classes):
-    with refused("`classes`"):
+@pytest.mark.parametrize("classes", [2, "ab", lambda: ["a"], {"a": 1}, {"a", "b"}, [True, False]])
+def test_classes_of_another_kind_without_an_order_or_made_booleans_by_yaml_are_a_sentence(classes):
+    with refused("`classes`|classes="):
         classes_of(Foreign(classes=classes))
 
 
@@ -160,17 +160,15 @@ def test_classes_of_another_kind_are_a_sentence_for_classification(classes):
         ("split_parts", lambda fraction=0.1: None),
         ("path", lambda index=0: "images"),
         ("path", lambda name: f"images/{name}.png"),
+        ("path", {"train": "images"}.__getitem__),
+        ("path", lambda index: None),
+        ("path", lambda index: index.name),
     ],
 )
 def test_what_is_meant_for_something_else_is_not_used_and_named(name, value):
     dataset = Foreign(**{name: value})
     assert optional(dataset, name) is None and [*not_used(dataset)] == [name]
-
-
-def test_classes_without_an_order_or_turned_into_booleans_by_yaml_are_a_sentence():
-    for classes in ({"a", "b"}, [True, False]):
-        with refused("classes="):
-            optional(Foreign(classes=classes), "classes")
+    assert [len(side) for side in split(dataset, 0.5)] == [len(side) for side in split(Foreign(), 0.5)]
 
 
 def test_names_as_many_as_samples_may_have_two_that_are_equal():
@@ -184,13 +182,6 @@ def test_a_path_that_would_take_a_name_counts_only_if_its_file_exists(tmp_path):
     assert optional(dataset, "path") is None
     (tmp_path / "0.png").touch()
     assert optional(dataset, "path")(1) == f"{tmp_path}/1.png" and not not_used(dataset)
-
-
-@pytest.mark.parametrize("path", [{"train": "images"}.__getitem__, lambda index: None, lambda index: index.name])
-def test_a_path_counts_only_if_it_gives_the_first_sample_a_text(path):
-    dataset = Foreign(path=path)
-    assert [*not_used(dataset)] == ["path"]
-    assert [len(side) for side in split(dataset, 0.5)] == [len(side) for side in split(Foreign(), 0.5)]
 
 
 @pytest.mark.parametrize("ids", [None, {}, 3, [1, 2], [[1], [2, 3]] * 3, iter("abcdef"), {*range(COUNT)}])

@@ -159,6 +159,7 @@ class Files:
 
 
 FRACTIONS = st.sampled_from([0.05, 0.25, 0.5, 0.9])
+FOLDS = st.integers(2, 6).flatmap(lambda folds: st.builds(Fold, st.integers(0, folds - 1), st.just(folds)))
 
 
 def names(least, most):
@@ -173,34 +174,41 @@ def names(least, most):
     return st.builds(named, st.integers(least, most), st.integers(0, 9999)).map(lambda texts: [*dict.fromkeys(texts)])
 
 
-def sides(dataset, fraction):
-    """The names of the training and of the validation samples."""
-    training, validation = split(dataset, fraction)
+def sides(dataset, part):
+    """The names of the training and of the validation samples. part: a fraction, or a fold."""
+    training, validation = split(dataset, part)
     assert {*training} | {*validation} == {*dataset.names} and len(training) + len(validation) == len(dataset)
     return {*training}, {*validation}
 
 
-@given(names(300, 400), names(1, 20), FRACTIONS, st.randoms())
-def test_a_sample_stays_on_its_side_when_others_come_and_all_move(old, new, fraction, random):
-    training, validation = sides(Files(old, "/data/2023"), fraction)
+def groups(texts):
+    return {text[:2] for text in texts}
+
+
+@given(names(300, 400), names(1, 20), FRACTIONS | FOLDS, st.randoms())
+def test_a_sample_stays_on_its_side_when_others_come_and_all_move(old, new, part, random):
+    is_fold = isinstance(part, Fold)
+    has_groups = is_fold and random.choice([True, False])
+    training, validation = sides(Files(old, "/data/2023", has_groups), part)
+    assert not has_groups or not groups(training) & groups(validation)
     mixed = [*{*old, *new}]
     random.shuffle(mixed)
-    again, validated = sides(
-        Files(mixed, random.choice(["/else/where", "/data/2023", "where", "C:\\where"])), fraction
-    )
+    root = random.choice(["/else/where", "/data/2023", "where", "C:\\where"])
+    again, validated = sides(Files(mixed, root, has_groups), part)
     assert training <= again and validation <= validated
-    assert abs(len(validated) / len(mixed) - fraction) < 0.15
-    assert validated <= sides(Files(mixed), 0.95)[1]
+    expected = len(mixed) / part.folds if is_fold else len(mixed) * part
+    assert has_groups or abs(len(validated) - expected) < 5 * expected**0.5
+    assert is_fold or validated <= sides(Files(mixed), 0.95)[1]
 
 
 @given(names(20, 60), names(1, 9), FRACTIONS)
 def test_groups_are_never_separated_and_stay_where_they_were(old, new, fraction):
     for is_stratified in (False, True):
         trained, validated = sides(Files(old, has_groups=True, stratify=is_stratified), fraction)
-        assert not {name[:2] for name in trained} & {name[:2] for name in validated}
+        assert not groups(trained) & groups(validated)
     trained, validated = sides(Files(old, has_groups=True), fraction)
     again, validated_again = sides(Files([*{*new, *old}], has_groups=True), fraction)
-    moved = {name[:2] for name in (trained & validated_again) | (validated & again)}
+    moved = groups((trained & validated_again) | (validated & again))
     assert len(moved) <= 1, "only the one that kept a side from being empty"
 
 
@@ -237,16 +245,6 @@ def in_folds(dataset, folds):
     parts = [sides(dataset, Fold(fold, folds))[1] for fold in range(folds)]
     assert sum(map(len, parts)) == len(dataset), "each sample validates once"
     return parts
-
-
-@given(names(300, 400), names(1, 20), st.integers(2, 6), st.booleans())
-def test_a_fold_is_off_its_size_by_a_few_roots_and_a_sample_stays_when_others_come(old, new, folds, has_groups):
-    parts = in_folds(Files(old, "/data/2023", has_groups=has_groups), folds)
-    assert not has_groups or sum(len({name[:2] for name in part}) for part in parts) == len({n[:2] for n in old})
-    again = in_folds(Files([*{*new, *old}], "/elsewhere", has_groups=has_groups), folds)
-    share = len(old) / folds
-    assert has_groups or all(abs(len(part) - share) < 5 * share**0.5 for part in parts)
-    assert all(before <= after for before, after in zip(parts, again, strict=True))
 
 
 @given(names(6, 60), st.integers(2, 6))
@@ -397,18 +395,10 @@ def test_a_split_is_the_same_on_every_machine():
     assert split(Files(["aa/x0", "ab/y0", "cc/z1"]), 0.5)[1].indices.tolist() == [0, 1]
 
 
-def test_samples_that_only_their_groups_tell_apart_are_not_taken_for_others_when_groups_come(tmp_path):
-    class Grouped:
-        def __init__(self, groups):
-            self.val_groups = groups
-
-        def __len__(self):
-            return len(self.val_groups)
-
-    groups = np.repeat(np.arange(40), 5)
-    _, earlier_val = split(Grouped(groups), 0.25)
-    earlier, _ = split(Grouped(groups), 0.25)
-    _, val = split(Grouped(np.concatenate([np.full(25, 99), groups])), 0.25)
+def test_samples_that_only_their_groups_tell_apart_are_not_taken_for_others_when_groups_come():
+    numbers = np.repeat(np.arange(40), 5)
+    earlier, earlier_val = split(Foreign(count=200, val_groups=numbers), 0.25)
+    _, val = split(Foreign(count=225, val_groups=np.concatenate([np.full(25, 99), numbers])), 0.25)
     assert len(val) >= len(earlier_val) > 0 and count_shared(val, sketch(earlier))[0] == 0
     assert count_shared(earlier, sketch(earlier)) == (len(earlier), 0)
 

@@ -155,6 +155,11 @@ def test_the_average_of_the_weights_of_an_earlier_version_is_read(tmp_path):
     assert choose_origin(tmp_path, SimpleNamespace(resume="auto")).state["ema_model"] == {"weight": torch.ones(1)}
 
 
+def changed_settings(theirs, ours):
+    state = {"config": theirs, "loader": {"samples": 0}, "data": {"labels": 0, "first": []}}
+    return changes_since(state, ours, {}, {"labels": 0, "first": []})
+
+
 SAME, LATER, OTHER = "same", "an unfinished one goes on", "another run"
 
 
@@ -170,10 +175,7 @@ SAME, LATER, OTHER = "same", "an unfinished one goes on", "another run"
     ],
 )
 def test_a_run_is_this_one_if_nothing_differs_that_it_reports(tmp_path, key, of_job, of_run):
-    changed = changes_since(
-        {"config": {key: 1, "train.resume": "x"}, "loader": {"samples": 0}, "data": {"labels": 0, "first": []}},
-        *({key: 2}, {}, {"labels": 0, "first": []}),
-    )
+    changed = changed_settings({key: 1, "train.resume": "x"}, {key: 2})
     for is_job, expected in ((True, of_job), (False, of_run)):
         for has_finished in (True, False):
             is_refused = (expected == OTHER and (is_job or has_finished)) or (expected == LATER and has_finished)
@@ -199,11 +201,8 @@ def test_a_run_stays_this_one_when_a_setting_or_a_callback_comes_with_the_reposi
     without = {section: {"best": {"keep": 1}}}
     with_it = {section: {**without[section], "new": value}}
     for theirs, ours in ((with_it, without), (without, with_it)):
-        state = {"config": theirs, "loader": {"samples": 0}, "data": {"labels": 0, "first": []}}
-        assert len(changes_since(state, ours, {}, {"labels": 0, "first": []})) == count
-    chosen = {section: {"best": None}}  # what a user has left out
-    state = {"config": without, "loader": {"samples": 0}, "data": {"labels": 0, "first": []}}
-    assert changes_since(state, chosen, {}, {"labels": 0, "first": []})
+        assert len(changed_settings(theirs, ours)) == count
+    assert changed_settings(without, {section: {"best": None}}), "a user has left it out"
 
 
 class Code:

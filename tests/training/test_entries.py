@@ -142,21 +142,8 @@ def test_a_wrong_setting_is_named_before_anything_is_written(tmp_path, text):
     assert not (tmp_path / "outputs").exists() and not (tmp_path / "out" / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "ends_with"),
-    [
-        ("optim.lr", "0.1", 0),
-        ("model.size", "9", 0),
-        ("data.length", "128", 0),
-        ("task.label_smoothing", "0.1", 0),
-        ("train.batch_size", "8", 0),
-        ("optim.lr", "fast", 1),
-        ("model.size", "large", 1),
-        ("data.length", "many", 1),
-        ("train.batch_size", "many", 1),
-        ("optim.nesterov", "perhaps", 1),
-    ],
-)
+@pytest.mark.parametrize(("text", "ends_with"), [("32", 0), ("many", 1)])
+@pytest.mark.parametrize("key", ["optim.lr", "model.size", "data.length", "train.batch_size"])
 def test_a_variable_as_a_setting_is_the_number_in_it(tmp_path, monkeypatch, key, text, ends_with):
     monkeypatch.setenv("MINE", text)
     shown = run(tmp_path, f"{key}=${{oc.env:MINE}}", ends_with=ends_with)

@@ -88,14 +88,17 @@ def test_unusual_images_are_told_apart(photos, tmp_path):
     save("pixel.png", Image.new("RGB", (1, 1)))
     save("line.png", Image.new("RGB", (20000, 1)))
     code, rows, page = inspected(tmp_path, "data=image_folder", f"data.root={photos}", "data.image_size=32")
-    looked = {name: (row["mode"], row["width"], row["height"], row["notes"]) for name, row in rows.items()}
+    found = {name: " ".join([row["mode"], row["width"], row["height"], row["notes"]]) for name, row in rows.items()}
     assert code == 0
-    assert looked["train/cat/turned.jpg"] == ("RGB", "40", "60", "EXIF-rotated")
-    assert looked["train/cat/cmyk.jpg"] == ("CMYK", "60", "40", "CMYK")
-    assert looked["train/cat/clear.png"] == ("RGBA", "60", "40", "transparent")
-    assert looked["train/cat/palette.png"] == ("P", "60", "40", "")
-    assert looked["train/cat/pixel.png"] == ("RGB", "1", "1", "very small")
-    assert looked["train/cat/line.png"] == ("RGB", "20000", "1", "very small, very long")
+    for name, expected in {
+        "turned.jpg": "RGB 40 60 EXIF-rotated",
+        "cmyk.jpg": "CMYK 60 40 CMYK",
+        "clear.png": "RGBA 60 40 transparent",
+        "palette.png": "P 60 40 ",
+        "pixel.png": "RGB 1 1 very small",
+        "line.png": "RGB 20000 1 very small, very long",
+    }.items():
+        assert found[f"train/cat/{name}"] == expected
     assert page.count("<figure>") == 14
 
 
