@@ -8,31 +8,14 @@ a batch's key, so each batch has the bytes that it has when it is made alone.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-
-from .workers.inline import InlineEngine
 
 BATCHES = 64
 SAMPLES = 2048  # with as many rows, the calls of a group take little time beside its arithmetic
 BYTES = 4 << 20  # of the rows of a dataset: a larger group does not stay in a cache
 ALIGNMENT = 64  # bytes, as torch aligns new memory
 
-GroupTransform = Callable[[Any, np.ndarray], Any]  # gets the rows of batches, and the numbers of these
-
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class GroupEngine(InlineEngine):
-    """Makes groups of batches on `device`.
-
-    `transform` is a Preloader's: if it is set, batches have gone through it, as `Reading.is_transformed` says.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device = device
-        self.transform: GroupTransform | None = None
 
 
 def takes_groups(function: F) -> F:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
 from .arguments import as_index
 from .held import contents_of
@@ -48,10 +47,7 @@ class SeededLoader(WorkerLoader[T_co]):
     _length = 0  # the dataset's length when the workers got it
     _contents: Any = None  # what it held then; without such workers its sample_spec()
 
-    def __iter__(self) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            return torch._dynamo.disable(self.__iter__)()
-        self._check_open()
+    def _begin(self) -> EpochIterator:
         position = self.next_position()
         base_seed = int(fold(self.seed or 0, self.rank) >> np.uint64(2))
         length = length_of(self.dataset)

@@ -25,11 +25,11 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ..background import check_owner, is_of_signal, reraise_of_signal
-from ..groups import GroupEngine
 from ..iterators import ENDED, EpochIterator
 from ..nested import rows
 from ..plans import Plan, SamplerError
 from ..randomness import Random
+from ..resident_loader import ResidentEngine
 from ..workers.messages import Reading
 from .device_copy import DeviceCopier, Ready
 
@@ -60,7 +60,7 @@ class PreloadEngine:
     def __init__(self, iterator: EpochIterator, copier: DeviceCopier, depth: int, key: tuple[int, int, int]) -> None:
         self._engine = iterator.engine
         self._engine.locks_for = copier.locks_for
-        if isinstance(self._engine, GroupEngine) and copier.takes_groups_on(self._engine.device):
+        if isinstance(self._engine, ResidentEngine) and copier.takes_groups_on(self._engine.device):
             self._engine.transform = partial(copier.transform_group, *key)
         self._unblock = self._engine.close if iterator.owns_engine else None
         self._plan = iterator.plan

@@ -4,9 +4,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..accelerator import Accelerator
 from ..background import reraise_of_signal
-from ..iterators import Consumer, EpochIterator, Position
+from ..iterators import BatchEngine, Consumer, EpochIterator, Position
 from ..plans import Plan
 from ..workers.messages import Reading
 
@@ -17,20 +16,17 @@ class ForeignTask(NamedTuple):
     stream: int = 0
 
 
-class ForeignEpoch(Plan):
+class ForeignEpoch(Plan, BatchEngine):
     """Is plan, engine and loader of an EpochIterator. `get` may be asked for the same number again, or for the next.
 
     state_of: returns the loader's state; None if it has none.
     """
 
-    locks_for: Accelerator | None = None  # is ignored
-    most = 0
-    in_order = True
     pin_memory = False
     steps_per_epoch = None
 
     def __init__(self, batches: Iterator[Any], state_of: Callable[[], Any]) -> None:
-        self.processes: list[Any] = []
+        super().__init__()
         self._batches = batches
         self._state_of = state_of
         self._end = sys.maxsize
@@ -62,9 +58,6 @@ class ForeignEpoch(Plan):
             self._number = number
         self._reading.place = self._state_of()
         return self._reading
-
-    def close(self) -> None:
-        """Does nothing: the Preloader closes its loader."""
 
     def state_at(self, position: Position) -> Any:
         return (position.places or {})[0]

@@ -259,7 +259,7 @@ def test_after_an_error_of_the_dataset_reading_can_be_tried_again(make):
     ("samples", "words"),
     [
         ([torch.zeros(2), torch.zeros(2), torch.zeros(3)], r"number 2 on are torch.float32 \(3,\), and sample 0 is"),
-        ([(1, "one"), (2, "two")], r"are \['torch.int64 \(\)', .*str.*leave the rest out"),
+        ([(1, "one"), (2, "two")], r"are \(torch.int64 \(\), .*str.*leave the rest out"),
     ],
 )
 def test_samples_that_do_not_make_one_tensor_are_refused_in_words(make, samples, words, monkeypatch):
