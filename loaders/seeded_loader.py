@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .arguments import as_index
+from .arguments import as_index, checked_epoch
 from .held import contents_of
 from .iterators import IN_USE, Consumer, EpochIterator, Position, no_batch_left
 from .order import Order
@@ -102,9 +102,7 @@ class SeededLoader(WorkerLoader[T_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
-        number = as_index(epoch)
-        if number < 0:
-            raise ValueError(f"set_epoch({epoch!r}): an epoch is an integer from 0")
+        number = checked_epoch(epoch)
         if self._upcoming is None or self._upcoming.epoch != number:
             self._upcoming = Position(number)
         pass_on_epoch(number, self.batch_sampler, self.sampler)

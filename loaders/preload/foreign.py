@@ -7,7 +7,19 @@ from typing import Any, NamedTuple
 from ..background import reraise_of_signal
 from ..iterators import BatchEngine, Consumer, EpochIterator, Position
 from ..plans import Plan
+from ..streams.reader import has_state
 from ..workers.messages import Reading
+
+
+def state_reader(loader: Any) -> Callable[[], Any]:
+    """Returns what tells the loader's state: None if it has none."""
+    if has_state(loader):
+        try:
+            loader.state_dict()
+            return loader.state_dict  # type: ignore[no-any-return]  # the loader is any object
+        except Exception as error:  # it cannot be resumed, or is another thing of the same name
+            reraise_of_signal(error)
+    return lambda: None
 
 
 class ForeignTask(NamedTuple):
@@ -19,7 +31,7 @@ class ForeignTask(NamedTuple):
 class ForeignEpoch(Plan, BatchEngine):
     """Is plan, engine and loader of an EpochIterator. `get` may be asked for the same number again, or for the next.
 
-    state_of: returns the loader's state; None if it has none.
+    state_of: see state_reader.
     """
 
     pin_memory = False

@@ -23,7 +23,7 @@ ERROR += "        else:  # after an error too"
 BEGIN = "self.stream.wait_stream(self.accelerator.current_stream())"
 PRELOADER = "loaders/preload/preloader.py"
 CALL = "        self._copier.begin()\n"
-BEFORE = "        seed, number, first, rank = self._begin()\n"
+BEFORE = "        with self._copier.accelerator.current():\n"
 
 SLOTS = "loaders/workers/slots.py"
 LOCKS = "loaders/page_locks.py"
@@ -54,7 +54,7 @@ MUTANTS = {
     "record_stream on the side stream": [(COPY, RECORD, RECORD.replace("consumer", "self.stream"))],
     "what an object holds is not recorded": [("loaders/nested.py", "objects.append(item)", "pass")],
     "no begin": [(COPY, BEGIN, "pass")],
-    "begin before iter()": [(PRELOADER, CALL, ""), (PRELOADER, BEFORE, BEFORE + CALL)],
+    "begin before iter()": [(PRELOADER, CALL, ""), (PRELOADER, BEFORE, CALL + BEFORE)],
     "no bound on the lead": [(COPY, "            event.synchronize()\n", "            pass\n")],
     "from memory that is not pinned": [(COPY, "leaf = leaf.pin_memory()", "leaf = leaf.clone()")],
     "the current device's events": [
