@@ -6,7 +6,6 @@ So batches have the same bytes with any number of workers, a resume is exact, an
 import logging
 import sys
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from .arguments import as_index, checked_epoch
 from .held import contents_of
-from .iterators import IN_USE, Consumer, EpochIterator, Position, no_batch_left
+from .iterators import IN_USE, Consumer, EpochIterator, Position
 from .order import Order
 from .plans import OrderPlan, Plan, SamplerPlan, length_of
 from .randomness import fold
@@ -39,11 +38,10 @@ class SeededLoader(WorkerLoader[T_co]):
     """
 
     _needs_seed = True
-    _consumer: Consumer | None = None  # where the newest epoch is
-    _first = 0  # number of the batch with which the newest epoch began
+    # iter() sets all of these; set_epoch and load_state_dict name what is upcoming, load_state_dict forgets the rest.
+    _consumer: Consumer | None = None  # of the newest epoch; after load_state_dict one that has not begun
     _upcoming: Position | None = None  # where the next epoch begins, if that was named
-    _plan: Plan | None = None  # the newest epoch's
-    _current: EpochIterator | None = None  # the iterator behind next(loader)
+    _current: EpochIterator | None = None  # the iterator behind next(loader), which sets it
     _length = 0  # the dataset's length when the workers got it
     _contents: Any = None  # what it held then; without such workers its sample_spec()
 
@@ -66,14 +64,12 @@ class SeededLoader(WorkerLoader[T_co]):
         self._length = length
         self._contents = contents
         pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
-        consumer = Consumer(position)
-        plan = self._plan_of(consumer)
-        iterator = self._start(plan, consumer, base_seed)
+        consumer = Consumer(position, first=position.batch)
+        consumer.plan = self._plan_of(consumer)
+        iterator = self._start(consumer, base_seed)
         # From here on no call, after which a signal handler could raise: the epoch would be spent.
         attributes = vars(self)
-        attributes["_plan"] = plan
         attributes["_consumer"] = consumer
-        attributes["_first"] = position.batch
         attributes["_upcoming"] = None
         attributes["_current"] = None
         return iterator
@@ -128,7 +124,10 @@ class SeededLoader(WorkerLoader[T_co]):
 
         It is what `state_at` takes, and costs less than the state.
         """
-        return self._left() or self.next_position()
+        consumer = self._consumer
+        if consumer is None or consumer.is_at_end(self.steps_per_epoch):
+            return self.next_position()
+        return consumer.position
 
     @property
     def at_epoch_end(self) -> bool:
@@ -141,7 +140,7 @@ class SeededLoader(WorkerLoader[T_co]):
         position = self._position_in(state)
         self._end_newest()
         self._newest = lambda: None  # next(loader) must not continue it
-        vars(self).update(_plan=None, _consumer=Consumer(position), _upcoming=position, _current=None)
+        vars(self).update(_consumer=Consumer(position), _upcoming=position, _current=None)
         pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
 
     def _position_in(self, state: dict[str, Any]) -> Position:
@@ -166,24 +165,19 @@ class SeededLoader(WorkerLoader[T_co]):
                 "state that state_dict() returned"
             )
 
-    def _left(self) -> Position | None:
-        """Returns where the newest epoch is; None if no batch is left in it."""
-        consumer = self._consumer
-        plan = self._plan
-        if consumer is None or plan is None or no_batch_left(plan, consumer.position, self.steps_per_epoch):
-            return None
-        return consumer.position
-
     def next_position(self) -> Position:
         """Returns where the next `iter()` begins. An epoch of which nothing was taken, nor will be, is not spent."""
         if self._upcoming is not None:
             return self._upcoming
-        left = self._left()
+        consumer = self._consumer
+        if consumer is None:
+            return Position()
         newest = self._newest()
         will_go_on = not self._persists and newest is not None and newest.is_running
-        if left is not None and left.batch == self._first and not will_go_on:
-            return left
-        return Position(0 if self._consumer is None else self._consumer.position.epoch + 1)
+        none_taken = consumer.position.batch == consumer.first and not consumer.is_at_end(self.steps_per_epoch)
+        if none_taken and not will_go_on:
+            return consumer.position
+        return Position(consumer.position.epoch + 1)
 
     def _order(self) -> Order:
         """Returns the order, with the length that the dataset or the sampler has now."""
@@ -219,7 +213,11 @@ class SeededLoader(WorkerLoader[T_co]):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_consumer": copy(self._consumer), "_plan": None, "_current": None}
+        return {
+            **super().__getstate__(),
+            "_consumer": self._consumer and Consumer(self._consumer.position),
+            "_current": None,
+        }
 
 
 WorkerLoader.seeded_class = SeededLoader

@@ -47,8 +47,8 @@ class ForeignEpoch(Plan, BatchEngine):
 
     def iterator(self, epoch: int, first: int) -> EpochIterator:
         """Returns an iterator over the batches; `first` is the number of the first one in the epoch."""
-        consumer = Consumer(Position(epoch, first, first, {0: self._state_of()}))
-        return EpochIterator(self, self, consumer, self, owns_engine=False)
+        consumer = Consumer(Position(epoch, first, first, {0: self._state_of()}), self)
+        return EpochIterator(self, consumer, self, owns_engine=False)
 
     def has(self, number: int) -> bool:
         return number < self._end
