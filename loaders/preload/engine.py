@@ -30,6 +30,7 @@ from ..nested import rows
 from ..plans import Plan, SamplerError
 from ..randomness import Random
 from ..resident_loader import ResidentEngine
+from ..timeline import BatchId
 from ..workers.messages import Reading
 from .device_copy import DeviceCopier, Ready
 
@@ -218,7 +219,7 @@ class PreloadEngine:
         self._items.append(item)
         return reading
 
-    def _finish(self, item: Item, batch_id: tuple[int, int]) -> None:
+    def _finish(self, item: Item, batch_id: BatchId) -> None:
         """Makes the batch ready for the consumer. An interrupted call is repeated with the same random numbers."""
         if item.is_finished:
             return

@@ -26,6 +26,8 @@ NO_ROW = -1
 CLOSED = "another thread closed the loader while this one used it"
 NO_WORK = Work()
 
+Note = tuple[Any, str]  # (index of a sample or name of a batch, its error)
+
 
 class WorkerFailure(ExpectedError, RuntimeError):
     """A batch could not be read: workers died or hung while reading it, or threads exceeded their time limit."""
@@ -37,8 +39,8 @@ class Reading:
 
     batch: Any = None
     error: BaseException | None = None
-    skipped: list[tuple[Any, str]] = field(default_factory=list)  # (index, reason) of samples that raised
-    retried: list[tuple[Any, str]] = field(default_factory=list)  # (index or a batch's name, reason) of each retry
+    skipped: list[Note] = field(default_factory=list)  # samples that raised
+    retried: list[Note] = field(default_factory=list)  # retries, of samples or batches
     collate_seconds: float = 0.0
     place: Any = None  # the place of the task's stream after it, also if reading raised an error
     is_empty: bool = False  # the stream had ended before: there is no batch

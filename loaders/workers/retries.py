@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from ..background import is_of_signal
 from ..randomness import global_states, restore_globals
+from .messages import Note
 
 NAMES = (
     "EIO ESTALE ETIMEDOUT ECONNRESET ECONNABORTED ECONNREFUSED EHOSTDOWN EHOSTUNREACH ENETDOWN ENETRESET ENETUNREACH "
@@ -32,7 +33,7 @@ def can_pass(error: BaseException | None) -> bool:
     return False
 
 
-def tried(read: Callable[[], T], retries: int, name: Any, retried: list[tuple[Any, str]], draws_on: bool = False) -> T:
+def tried(read: Callable[[], T], retries: int, name: Any, retried: list[Note], draws_on: bool = False) -> T:
     """Returns read(), which is called up to `retries` more times after errors that can pass.
 
     Adds (name, reason) to `retried` for each of them. draws_on: read() draws from the global generators and does not
