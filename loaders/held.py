@@ -164,7 +164,7 @@ def contents_of(value: Any) -> list[Any]:
 
     It has numbers and texts by their values, arrays and tensors by their items, and other objects by their ids.
     """
-    held = Held((value,), counts=False)
+    held = Held((value,))
     contents: list[Any] = []
     for holder in held.holders:
         contents += map(content_of, parts_of(holder))

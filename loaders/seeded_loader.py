@@ -37,7 +37,6 @@ class SeededLoader(WorkerLoader[T_co]):
     stream per row. A collate_fn of your own gets what `__getitem__` returns instead.
     """
 
-    _needs_seed = True
     # iter() sets all of these; set_epoch and load_state_dict name what is upcoming, load_state_dict forgets the rest.
     _consumer: Consumer | None = None  # of the newest epoch; after load_state_dict one that has not begun
     _upcoming: Position | None = None  # where the next epoch begins, if that was named

@@ -58,7 +58,7 @@ class PreloadEngine:
     It must not refer to the preloader: its thread would keep an abandoned preloader alive for ever.
     """
 
-    def __init__(self, iterator: EpochIterator, copier: DeviceCopier, depth: int, key: tuple[int, int, int]) -> None:
+    def __init__(self, iterator: EpochIterator, copier: DeviceCopier, key: tuple[int, int, int]) -> None:
         self._engine = iterator.engine
         self._engine.locks_for = copier.locks_for
         if isinstance(self._engine, ResidentEngine) and copier.takes_groups_on(self._engine.device):
@@ -69,7 +69,7 @@ class PreloadEngine:
         self._limit = iterator.limit
         self._pins = iterator.pins
         self._copier = copier
-        self._depth = depth
+        self._depth = copier.depth
         self._seed, self._epoch, self._rank = key
         start = self._consumer.position.task
         self._begun = Item(start - 1, Reading())  # the item that is being prepared, or was last
@@ -79,7 +79,7 @@ class PreloadEngine:
         self._thread: threading.Thread | None = None
         self._owner = os.getpid()
         self.is_ended = False
-        self._draw(start + depth)
+        self._draw(start + self._depth)
 
     @property
     def queued(self) -> int:
