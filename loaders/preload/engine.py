@@ -189,7 +189,7 @@ class PreloadEngine:
         A sampler may draw from the global generators, which belong to the training loop's thread.
         """
         with suppress(SamplerError):  # it comes in its place
-            self._plan.has(number + self._engine.most)
+            self._plan.has(number + self._engine.reads_ahead)
 
     def _make(self, number: int, batch: int) -> Reading:
         """Makes the item of a number; `batch` is the number of its batch in the epoch."""

@@ -72,7 +72,7 @@ def test_tensors_reach_the_device_without_another_copy_small_ones_too(method, se
 
 
 def test_a_larger_batch_is_locked_anew_and_pages_are_unlocked_before_they_are_given_back(monkeypatch):
-    monkeypatch.setattr(slots, "LATEST", 4)
+    monkeypatch.setattr(slots, "TIDIED_EVERY", 4)
     with preloader(Sizes(), shuffle=False) as loader:
         pinned = sim.pinned
         low = [low for _ in range(3) for low, _, _ in consumed(loader)]

@@ -10,7 +10,7 @@ import torch
 from example_datasets import Images
 
 from loaders import MachineFull, WorkerLoader
-from loaders.workers.slots import LATEST, SPOILT, Slots
+from loaders.workers.slots import MOST_SPOILT, TIDIED_EVERY, Slots
 
 
 def loader_over(dataset, batch_size=4, **settings):
@@ -18,8 +18,8 @@ def loader_over(dataset, batch_size=4, **settings):
 
 
 def test_a_fork_gives_no_memory_back_as_another_thread_may_be_about_to_write_there():
-    slots = Slots(2 * SPOILT)
-    *held, written = [slots.take() for _ in range(SPOILT + 1)]
+    slots = Slots(2 * MOST_SPOILT)
+    *held, written = [slots.take() for _ in range(MOST_SPOILT + 1)]
     for lease in held:
         lease.slot.is_delivered = True
     slot = written.slot
@@ -31,7 +31,7 @@ def test_a_fork_gives_no_memory_back_as_another_thread_may_be_about_to_write_the
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert (slot.lease().array[:100] == 7).all()
-    leases = (slots.take() for _ in range(LATEST))
+    leases = (slots.take() for _ in range(TIDIED_EVERY))
     assert any(lease.slot.memory is not slot.memory for lease in leases), "the memory with spoilt slots stays"
     slots.close()
 
