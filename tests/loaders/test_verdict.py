@@ -51,56 +51,65 @@ def evidence(waits=0.05, setting=WORKERS, figures=None, cores=IDLE_MACHINE, is_a
 
 
 HEAVY = stats(busy=0.05)  # a batch costs half of a step's time
+SLOWED = stats(0.2, cpu=0.1, queued=0.1)  # workers wait for cores
 GPU = WORKERS._replace(on_cpu=False, depth=2)
+RESIDENT = Setting("resident", depth=2)
 SAME = Measured(free=[0.095] * 8, loaded=[0.095] * 8)
 FASTER = Measured(free=[0.06] * 8, loaded=[0.09] * 8)  # without loading
 MIXED = Measured(free=[0.06, 0.09] * 4, loaded=[0.09] * 8)
 
 
-@pytest.mark.parametrize(
-    ("known", "measured", "word"),
-    [
-        (evidence(0.3), None, "data-bound"),
-        (evidence(0.3), FASTER, "data-bound"),
-        (evidence(0.05), None, "compute-bound"),
-        (evidence(0.05), FASTER, "compute-bound"),  # loading computes nothing, so it cannot slow the steps
-        (evidence(0.04, figures=stats(busy=0.0036)), FASTER, "compute-bound"),
-        (evidence(0.05, figures=HEAVY), None, "not measured"),
-        (evidence(0.05, figures=HEAVY), SAME, "compute-bound"),
-        (evidence(0.05, figures=HEAVY), FASTER, "loader-bound"),
-        (evidence(0.05, figures=HEAVY), MIXED, "not measured"),
-        (evidence(0.05, figures=stats(busy=0.05, cpu=0.001)), FASTER, "compute-bound"),  # its workers wait for a disk
-        (evidence(0.05, figures=HEAVY), replace(FASTER, callbacks=0.09), "compute-bound"),  # callbacks take the time
-        (evidence(0.05, WORKERS, LoaderStats()), None, "compute-bound"),  # its workers are known by their clocks
-        (evidence(0.05, WORKERS, LoaderStats(), IDLE_MACHINE._replace(workers=5.0)), None, "not measured"),
-        (evidence(0.05, WORKERS, LoaderStats(), IDLE_MACHINE._replace(workers=math.nan)), None, "not measured"),
-        (evidence(0.05, Setting("other")), None, "not measured"),  # it may have threads
-        (evidence(0.05, WORKERS._replace(kind="threads"), LoaderStats()), None, "not measured"),  # it was closed
-        (evidence(0.05, Setting("resident", depth=2), stats(transform=0.05)), None, "not measured"),
-        # Another program works:
-        (evidence(0.05, cores=BUSY_MACHINE), SAME, "not measured"),
-        (evidence(0.05, cores=BUSY_MACHINE), FASTER, "not measured"),
-        (evidence(0.3, cores=BUSY_MACHINE), None, "not measured"),
-        (evidence(0.3, figures=stats(busy=0.2, queued=0.19), cores=BUSY_MACHINE), None, "not measured"),
-        (evidence(0.3, figures=stats(busy=0.2, cpu=0.01), cores=BUSY_MACHINE), None, "data-bound"),
-        (evidence(0.3, Setting("workers", num_workers=0), cores=BUSY_MACHINE), None, "data-bound"),
-        (evidence(0.05, cores=CoreSeconds(10.0, idle=10.0)), SAME, "compute-bound"),  # but a core is idle
-        (evidence(0.05, GPU, is_ahead=True, cores=BUSY_MACHINE), None, "compute-bound"),
-        # An accelerator:
-        (evidence(0.05, GPU), None, "not measured"),
-        (evidence(0.05, GPU, HEAVY, is_ahead=True), None, "compute-bound"),
-        (evidence(0.05, GPU), FASTER, "loader-bound"),
-        (evidence(0.05, GPU), replace(SAME, queueing=0.02), "compute-bound"),
-        (evidence(0.05, GPU), replace(SAME, queueing=0.09), "host-bound"),
-        (evidence(0.05, GPU), replace(SAME, queueing=0.09, synchronizes=True), "host-bound"),
-        (evidence(0.3, GPU), replace(SAME, queueing=0.09), "data-bound"),
-        # Too little:
-        (replace(evidence(0.3), steps=4), None, "not measured"),
-        (replace(evidence(0.3), step=0.001, waiting=0.0003), None, "not measured"),
+WORDS = {  # the evidence, and what was measured after the run
+    "data-bound": [
+        (evidence(0.3),),
+        (evidence(0.3), FASTER),
+        (evidence(0.3, figures=stats(busy=0.2, cpu=0.01), cores=BUSY_MACHINE),),
+        (evidence(0.3, Setting("workers", num_workers=0), cores=BUSY_MACHINE),),
+        (evidence(0.3, GPU), replace(SAME, queueing=0.09)),
     ],
-)
-def test_the_word_is_said_only_if_the_figures_support_it(known, measured, word):
-    assert known.verdict(measured).word == word
+    "compute-bound": [
+        (evidence(),),
+        (evidence(), FASTER),  # loading computes nothing, so it cannot slow the steps
+        (evidence(0.04, figures=stats(busy=0.0036)), FASTER),
+        (evidence(figures=HEAVY), SAME),
+        (evidence(figures=stats(busy=0.05, cpu=0.001)), FASTER),  # its workers wait for a disk
+        (evidence(figures=HEAVY), replace(FASTER, callbacks=0.09)),  # callbacks take the time
+        (evidence(figures=LoaderStats()),),  # its workers are known by their clocks
+        (evidence(cores=CoreSeconds(10.0, idle=10.0)), SAME),  # another program works, but a core is idle
+        (evidence(setting=GPU, is_ahead=True, cores=BUSY_MACHINE),),
+        (evidence(0.05, GPU, HEAVY, is_ahead=True),),
+        (evidence(setting=GPU), replace(SAME, queueing=0.02)),
+    ],
+    "loader-bound": [(evidence(figures=HEAVY), FASTER), (evidence(setting=GPU), FASTER)],
+    "host-bound": [
+        (evidence(setting=GPU), replace(SAME, queueing=0.09)),
+        (evidence(setting=GPU), replace(SAME, queueing=0.09, synchronizes=True)),
+    ],
+    "not measured": [
+        (evidence(figures=HEAVY),),
+        (evidence(figures=HEAVY), MIXED),
+        (evidence(figures=LoaderStats(), cores=IDLE_MACHINE._replace(workers=5.0)),),
+        (evidence(figures=LoaderStats(), cores=IDLE_MACHINE._replace(workers=math.nan)),),
+        (evidence(setting=Setting("other")),),  # it may have threads
+        (evidence(0.05, WORKERS._replace(kind="threads"), LoaderStats()),),  # it was closed
+        (evidence(0.05, RESIDENT, stats(transform=0.05)),),
+        (evidence(setting=GPU),),
+        # Another program works:
+        (evidence(cores=BUSY_MACHINE), SAME),
+        (evidence(cores=BUSY_MACHINE), FASTER),
+        (evidence(0.3, cores=BUSY_MACHINE),),
+        (evidence(0.3, figures=stats(busy=0.2, queued=0.19), cores=BUSY_MACHINE),),
+        # Too little:
+        (replace(evidence(0.3), steps=4),),
+        (replace(evidence(0.3), step=0.001, waiting=0.0003),),
+    ],
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_word_is_said_only_if_the_figures_support_it(word):
+    for known, *measured in WORDS[word]:
+        assert known.verdict(*measured or [None]).word == word, (known, measured)
 
 
 @pytest.mark.parametrize(
@@ -127,26 +136,30 @@ def test_the_sentence_has_the_figures(known, measured, said):
     assert said in str(known.verdict(measured))
 
 
+def waiting(figures=None, **changes):
+    return evidence(0.6, WORKERS._replace(**changes), figures)
+
+
 @pytest.mark.parametrize(
     ("known", "measured", "what", "value"),
     [
-        (evidence(0.6, Setting("torch", 2)), None, "workers", None),
-        (evidence(0.6, Setting("torch", 0)), None, "num_workers", CORES),
-        (evidence(0.6, Setting("resident")), None, "transform", None),
-        (evidence(0.6, WORKERS, stats(0.05)), None, "prefetch_factor", MOST_PREFETCHED),
-        (evidence(0.6, WORKERS._replace(prefetch_factor=16), stats(0.05)), None, "samples", None),
-        (evidence(0.6, WORKERS, stats(0.05, transform=0.09)), None, "transform", None),
-        (evidence(0.6, WORKERS._replace(num_threads=2), stats(0.2, 0.1, 0.1)), None, "num_threads", 1),
-        (evidence(0.6, WORKERS._replace(num_threads=1), stats(0.2, 0.1, 0.1)), None, "samples", None),
-        (evidence(0.6, WORKERS._replace(num_workers=99), stats(0.2, 0.1, 0.1)), None, "num_workers", CORES),
-        (evidence(0.6, WORKERS._replace(num_workers=CORES), stats(99.0)), None, "samples", None),
-        (evidence(0.6, WORKERS._replace(num_workers=CORES), stats(99.0, 1.0)), None, "num_workers", 2 * CORES),
+        (waiting(kind="torch"), None, "workers", None),
+        (waiting(kind="torch", num_workers=0), None, "num_workers", CORES),
+        (waiting(kind="resident"), None, "transform", None),
+        (waiting(stats(0.05)), None, "prefetch_factor", MOST_PREFETCHED),
+        (waiting(stats(0.05), prefetch_factor=16), None, "samples", None),
+        (waiting(stats(0.05, transform=0.09)), None, "transform", None),
+        (waiting(SLOWED, num_threads=2), None, "num_threads", 1),
+        (waiting(SLOWED, num_threads=1), None, "samples", None),
+        (waiting(SLOWED, num_workers=99), None, "num_workers", CORES),
+        (waiting(stats(99.0), num_workers=CORES), None, "samples", None),
+        (waiting(stats(99.0, 1.0), num_workers=CORES), None, "num_workers", 2 * CORES),
         (evidence(0.05, WORKERS._replace(num_workers=16), HEAVY), FASTER, "num_workers", 1),
         (evidence(0.05, WORKERS._replace(num_workers=1), HEAVY), FASTER, "resident", None),
         (evidence(0.05, WORKERS._replace(kind="threads"), HEAVY), FASTER, "workers", None),
-        (evidence(0.05, Setting("resident", depth=2), stats(transform=0.05)), FASTER, "depth", 0),
-        (evidence(0.05, GPU), replace(SAME, queueing=0.09), "compile", None),
-        (evidence(0.05, GPU), replace(SAME, queueing=0.09, compiles=True), "batch", None),
+        (evidence(0.05, RESIDENT, stats(transform=0.05)), FASTER, "depth", 0),
+        (evidence(setting=GPU), replace(SAME, queueing=0.09), "compile", None),
+        (evidence(setting=GPU), replace(SAME, queueing=0.09, compiles=True), "batch", None),
     ],
 )
 def test_one_thing_is_advised(known, measured, what, value):

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
+from operator import attrgetter, itemgetter, methodcaller
 
 import numpy as np
 import pytest
@@ -73,37 +74,40 @@ class Levelled(Numbers):
         return os.getpid(), level
 
 
+def set_level(part):
+    part.level = 2
+
+
+level = attrgetter("level")
+first = itemgetter(0)
+fill = methodcaller("fill_", 2)
 LEVELS = {  # a part of a dataset, its level, and what changes that to 2, or returns what takes its place
-    "number": (lambda: Part(1), lambda part: part.level, lambda part: setattr(part, "level", 2)),
+    "number": (lambda: Part(1), level, set_level),
     "text": (lambda: "1", float, lambda part: "2"),
     "private": (lambda: Part(1), lambda part: getattr(part, "_level", 1), lambda part: setattr(part, "_level", 2)),
     "numpy's number": (lambda: np.float32(1), float, lambda part: np.float32(2)),
-    "item of an array": (lambda: np.ones(60_000), lambda part: part[77], lambda part: part.__setitem__(77, 2)),
-    "item of a tensor": (lambda: torch.ones(3, 2), lambda part: part[0, 1], lambda part: part.fill_(2)),
+    "item of an array": (lambda: np.ones(60_000), itemgetter(77), methodcaller("__setitem__", 77, 2)),
+    "item of a tensor": (lambda: torch.ones(3, 2), itemgetter((0, 1)), fill),
     "shared value": (
         lambda: multiprocessing.Value("i", 1),
-        lambda part: part.value,
-        lambda part: setattr(part, "value", 2),
+        attrgetter("value"),
+        methodcaller("__setattr__", "value", 2),
     ),
     "shared array": (
         lambda: np.frombuffer(multiprocessing.RawArray("b", b"\1"), np.int8),
-        lambda part: part[0],
-        lambda part: part.fill(2),
+        first,
+        methodcaller("fill", 2),
     ),
-    "shared tensor": (lambda: torch.ones(2).share_memory_(), lambda part: part[0], lambda part: part.fill_(2)),
-    "parameter": (
-        lambda: torch.nn.Parameter(torch.ones(2)),
-        lambda part: part[0].item(),
-        lambda part: torch.nn.init.constant_(part, 2),
-    ),
-    "bfloat16": (lambda: torch.ones(3).bfloat16(), lambda part: part[0], lambda part: part.fill_(2)),
-    "enum": (lambda: Colour.RED, lambda part: part.value, lambda part: Colour.BLUE),
+    "shared tensor": (lambda: torch.ones(2).share_memory_(), first, fill),
+    "parameter": (lambda: torch.nn.Parameter(torch.ones(2)), first, lambda part: torch.nn.init.constant_(part, 2)),
+    "bfloat16": (lambda: torch.ones(3).bfloat16(), first, fill),
+    "enum": (lambda: Colour.RED, attrgetter("value"), lambda part: Colour.BLUE),
     "tuple": (lambda: (Part((0, 1)),), lambda part: part[0].level[1], lambda part: setattr(part[0], "level", (0, 2))),
-    "slot": (lambda: Slotted(1), lambda part: part.level, lambda part: setattr(part, "level", 2)),
-    "object": (lambda: Part(1), lambda part: part.level, lambda part: Part(2)),
+    "slot": (lambda: Slotted(1), level, set_level),
+    "object": (lambda: Part(1), level, lambda part: Part(2)),
     "function": (lambda: lambda: 1, lambda part: part(), lambda part: lambda: 2),
     "deque": (lambda: deque([{"a": 1}]), lambda part: part[0]["a"], lambda part: part[0].update(a=2)),
-    "long list": (lambda: [1] * 1000, lambda part: part[-1], lambda part: part.__setitem__(-1, 2)),
+    "long list": (lambda: [1] * 1000, itemgetter(-1), methodcaller("__setitem__", -1, 2)),
     "class": (lambda: 1, float, lambda part: setattr(Levelled, "kind", 2)),
 }
 

@@ -259,18 +259,16 @@ def stacks(samples):
     return [torch.stack([field] * len(samples)) for field in (torch.ones(5), torch.zeros(3, 2))]
 
 
+def boxes(samples):
+    return [{"boxes": sample["image"]} for sample in samples]
+
+
 # What data.collate may make of samples: a list that has samples, or fields.
 COLLATED = {
     "images of many sizes": lambda samples: {"image": [sample["image"] for sample in samples]},
-    "boxes": lambda samples: {"label": [{"boxes": sample["image"]} for sample in samples]},
-    "boxes beside a stack": lambda samples: {
-        "image": torch.ones(len(samples), 2),
-        "label": [{"boxes": sample["image"]} for sample in samples],
-    },
-    "boxes beside a pair": lambda samples: {
-        "image": stacks(samples),
-        "label": [{"boxes": sample["image"]} for sample in samples],
-    },
+    "boxes": lambda samples: {"label": boxes(samples)},
+    "boxes beside a stack": lambda samples: {"image": torch.ones(len(samples), 2), "label": boxes(samples)},
+    "boxes beside a pair": lambda samples: {"image": stacks(samples), "label": boxes(samples)},
     "a pair": lambda samples: {"image": stacks(samples)},
     "three fields": lambda samples: {"image": (*stacks(samples), torch.zeros(len(samples)))},
     "pairs as inputs and labels": lambda samples: {"image": stacks(samples), "label": stacks(samples)},

@@ -88,21 +88,33 @@ def test_a_new_image_is_prepared_as_the_test_sample_of_its_file_is(make):
         assert torch.equal(dataset.prepare(pixels), dataset[1]["image"])
 
 
-def test_a_file_is_decoded_once_for_all_workers_and_epochs(make, monkeypatch, tmp_path):
-    decoded = ImageFolder.decoded
-    log = tmp_path / "decoded"
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """calls(owner, name, data_at): how often the function was called, in any process, with 1,000 bytes or more."""
 
-    def counted(self, data, *arguments):
-        if isinstance(data, bytes):
-            with log.open("a") as file:
-                file.write("x")
-        return decoded(self, data, *arguments)
+    def count(owner, name, data_at):
+        function = getattr(owner, name)
+        log = tmp_path / name
+        log.touch()
 
-    monkeypatch.setattr(ImageFolder, "decoded", counted)
+        def counted(*arguments):
+            if isinstance(arguments[data_at], bytes | memoryview) and len(arguments[data_at]) > 1000:
+                with log.open("a") as file:
+                    file.write("x")
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, counted)
+        return lambda: log.stat().st_size
+
+    return count
+
+
+def test_a_file_is_decoded_once_for_all_workers_and_epochs(make, calls):
+    decoded = calls(ImageFolder, "decoded", data_at=1)
     with WorkerLoader(make(True), 3, seed=0, num_workers=2) as loader:
         for _ in range(3):
             list(loader)
-    assert log.read_text() == "x" * COUNT
+    assert decoded() == COUNT
 
 
 def test_an_image_that_two_processes_decode_at_once_is_stored_by_the_first(make):
@@ -120,24 +132,15 @@ def test_an_image_that_two_processes_decode_at_once_is_stored_by_the_first(make)
     assert end == END.size + COUNT * (RECORD.size + 30 * 40 * 3)
 
 
-def test_an_image_is_verified_once_for_all_workers_and_epochs(make, monkeypatch, tmp_path):
+def test_an_image_is_verified_once_for_all_workers_and_epochs(make, calls):
     dataset = make(True)
     everything(dataset)
-    crc32 = zlib.crc32
-    log = tmp_path / "verified"
-
-    def counted(data, start=0):
-        if len(data) > 1000:
-            with log.open("a") as file:
-                file.write("x")
-        return crc32(data, start)
-
-    monkeypatch.setattr(zlib, "crc32", counted)
+    verified = calls(zlib, "crc32", data_at=0)
     for images in (dataset, make(True)):  # the first has stored them itself
         with WorkerLoader(images, 3, shuffle=True, seed=0, num_workers=2) as loader:
             for _ in range(3):
                 list(loader)
-    assert log.read_text() == "x" * COUNT
+    assert verified() == COUNT
 
 
 @pytest.mark.parametrize(
