@@ -17,8 +17,6 @@ The rows take turns of --steps steps each, in three rounds, and the medians are 
 `idle` is the share of a step in which the device waited for its batch.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -11,8 +11,6 @@
 decoder (docs/data.md). The other rows and the columns are explained in scripts/bench_loaders.py.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

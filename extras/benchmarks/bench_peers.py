@@ -10,8 +10,6 @@ first row (Pillow), within 2 levels. A row that fails is left out. Writes docs/p
 On Debian, FFCV needs libopencv-dev, libturbojpeg0-dev, pkg-config and g++, and SPDL needs ffmpeg.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 Each takes batches of the stock DataLoader, and is a context that ends its threads.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +29,7 @@ class PreDataLoader:
         self._queue: queue.Queue[Any] = queue.Queue(2)
         self._is_closed = False
 
-    def __enter__(self) -> PreDataLoader:
+    def __enter__(self) -> "PreDataLoader":
         batches = iter(self._loader)  # in this thread, where the others fork: filelock refuses two forks at once
         threading.Thread(target=self._fill, args=(batches,), daemon=True).start()
         return self

@@ -9,8 +9,6 @@ to an empty one; the 14 million files are names in an array, as data=image_folde
 extras/finished, the tars extras/webdataset. Bytes are read from Linux's /proc; elsewhere they are 0.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import os

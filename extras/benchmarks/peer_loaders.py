@@ -4,8 +4,6 @@ A function takes a dataset and a number of workers or threads. It returns an ite
 BATCH images: random crops of 8 to 100 % of the area, resized to SIZE, half of them mirrored.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from itertools import chain, repeat

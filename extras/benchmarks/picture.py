@@ -1,7 +1,5 @@
 """The benchmarks' pictures: a bar of images per second for each row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

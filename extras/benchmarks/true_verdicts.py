@@ -8,8 +8,6 @@ batch cost given seconds of CPU time, or of sleep, whatever else runs: so the tr
 step and the workers share the cores or the interpreter, two words are true: steps wait, or are slower.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

@@ -9,8 +9,6 @@ evaluation_step and task.metrics, in batches of the run's size. It writes evalua
 confusion.png and mistakes.png into RUN/evaluation/SPLIT, and brings RUN/report.html up to date.
 """
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

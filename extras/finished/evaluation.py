@@ -1,7 +1,5 @@
 """Evaluation: a table by class, the confusion matrix, and the images with the worst predictions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

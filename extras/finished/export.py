@@ -10,8 +10,6 @@ outputs. The exported network is compared with the original on them. The run's d
 says by values how images are prepared; else the inputs are samples of the test set (KEY=VALUE replaces a setting).
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

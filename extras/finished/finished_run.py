@@ -4,8 +4,6 @@ The weights and the settings come from one checkpoint, which cannot run code; da
 this repository's code, as those settings say.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """NewImages: what a checkpoint says by values of the images that its network takes, so that no dataset is built."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace

@@ -12,8 +12,6 @@ as that of examples/segmentation, writes files into predictions/, and the rows n
 `prepare(image)` prepares images. data.collate is not used.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import json

@@ -1,7 +1,5 @@
 """Samples to predict: what a network needs of each, from image files or from a dataset; labels are not read."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Findings: what the records of all samples show."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections import Counter, defaultdict

@@ -6,8 +6,6 @@
 The settings are those of train.py. The exit code is 1 if a sample cannot be read, or the settings cannot be used.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Records: what is known about each sample of a dataset, after reading it once as training does."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

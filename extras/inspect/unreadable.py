@@ -1,7 +1,5 @@
 """Lists the samples that a run could not read, with their files, in unreadable.tsv."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator

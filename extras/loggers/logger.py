@@ -1,7 +1,5 @@
 """Logger: what the loggers share. If a logger fails, training continues without it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import asdict

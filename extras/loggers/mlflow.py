@@ -1,7 +1,5 @@
 """MLflow: the server in MLFLOW_TRACKING_URI, else mlflow.db in the run's or the sweep's folder. `logger=mlflow`."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

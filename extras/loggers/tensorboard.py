@@ -1,7 +1,5 @@
 """TensorBoard: event files in the run's folder. `logger=tensorboard`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from extras.loggers.logger import Logger, numbers

@@ -1,7 +1,5 @@
 """Trackio: a database in $TRACKIO_DIR, by default in ~/.cache/huggingface/trackio. `logger=trackio`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from extras.loggers.logger import Logger, numbers

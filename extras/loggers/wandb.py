@@ -1,7 +1,5 @@
 """Weights & Biases: files in the run's folder, which a process of wandb uploads. `logger=wandb`."""
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Any

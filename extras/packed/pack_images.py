@@ -11,8 +11,6 @@ command continues after the last finished shard. If images have changed meanwhil
 the files of a pack, and README.md compares the formats.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

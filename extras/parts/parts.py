@@ -1,7 +1,5 @@
 """Warns of a loss that has another gradient if a batch is trained on in parts: train.accumulate, several processes."""
 
-from __future__ import annotations
-
 import logging
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Curves: the numbers of metrics.jsonl over the steps, as lines in the coordinates of an SVG picture."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

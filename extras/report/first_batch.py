@@ -4,8 +4,6 @@ The transforms run once more, on copies, for the first samples of the dataset: n
 random generators change.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools

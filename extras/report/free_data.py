@@ -5,8 +5,6 @@ both alike. Steps without loading train on a batch that was kept. Meanwhile nobo
 once it has read ahead. The weights are restored afterwards.
 """
 
-from __future__ import annotations
-
 import logging
 import statistics
 import time

@@ -5,8 +5,6 @@
 Promise: it stays under 2 MB and takes less than half a second, however long the run was.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

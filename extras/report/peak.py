@@ -3,8 +3,6 @@
 The peaks are the makers' figures for dense matrices with 16-bit numbers, in 1e12 operations per second.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 While it trains, and at its end, the run has a page that says whether it learns, and shows this: report.html.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

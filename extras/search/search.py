@@ -3,8 +3,6 @@
 The sweeper stores each trial in the study of conf/hydra/sweeper/search.yaml, in a file in the sweep's folder.
 """
 
-from __future__ import annotations
-
 import atexit
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Lets jobs run in other processes and on other machines: hydra/launcher=joblib, submitit_slurm, submitit_local."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Draws the picture of a sweep."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ medians, settings whose ranges overlap count as equal, and the report names the 
 about the score: the table has the mean and standard deviation, and the best setting first.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -76,7 +74,7 @@ class Spread(NamedTuple):
     low: float
     high: float
 
-    def overlaps(self, other: Spread) -> bool:
+    def overlaps(self, other: "Spread") -> bool:
         return self.low <= other.high and other.low <= self.high
 
 

@@ -4,8 +4,6 @@ A job may run in another process or on another machine (hydra/launcher=joblib, s
 any name. So each job notes its start and end in the file .sweep/NUMBER.json.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Draws what the first timed steps of a run did (timeline.png), and writes them as a trace (timeline.json)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@
 In a bucket the index is URL.index.npz, beside a local shard a hidden file. Run this again after a shard has changed.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
