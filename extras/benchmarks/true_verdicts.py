@@ -72,19 +72,26 @@ class Situation:
     neighbours: int = 0  # other programs that keep a core busy
 
     def run(self) -> str:
-        dataset = Synthetic(True, length=10**6, image_size=8, cost=self.cost, cost_ms=self.cost_ms)
+        loader = LOADERS[self.loader](self.dataset(), self.workers)
         step = STEPS[self.kind](self.step)
-        timer = StepTimer(torch.device("cpu"), WARM_UP)
-        loader = LOADERS[self.loader](dataset, self.workers)
-        until = time.monotonic() + SECONDS
-        for _ in timer.batches(loader):
-            step()
-            if time.monotonic() > until and timer.whole().steps > 2 * WARM_UP:
-                break
-        verdict = timer.verdict(loader).sentence()
-        if hasattr(loader, "close"):
-            loader.close()
-        return verdict
+        return verdict_of(loader, torch.device("cpu"), lambda batch: step())
+
+    def dataset(self) -> Synthetic:
+        return Synthetic(True, length=10**6, image_size=8, cost=self.cost, cost_ms=self.cost_ms)
+
+
+def verdict_of(loader: Any, device: torch.device, step: Callable[[Any], object]) -> str:
+    """The verdict on a loop that takes SECONDS."""
+    timer = StepTimer(device, WARM_UP)
+    until = time.monotonic() + SECONDS
+    for batch in timer.batches(loader):
+        step(batch)
+        if time.monotonic() > until and timer.whole().steps > 2 * WARM_UP:
+            break
+    verdict = timer.verdict(loader).sentence()
+    if hasattr(loader, "close"):
+        loader.close()
+    return verdict
 
 
 @dataclass(frozen=True)
@@ -123,20 +130,15 @@ class Simulated(Situation):
     def run(self) -> str:
         simulated_streams = simulate(self.kernel)
         device = torch.device("sim:0")
-        dataset = Synthetic(True, length=10**6, image_size=8, cost=self.cost, cost_ms=self.cost_ms)
-        timer = StepTimer(device, WARM_UP)
-        loader = Preloader(WorkerLoader(dataset, 1, num_workers=self.workers, seed=0), device, depth=2)
-        until = time.monotonic() + SECONDS
-        for batch in timer.batches(loader):
+
+        def step(batch: Any) -> None:
             batch["image"] + 1
             time.sleep(self.step / 1000)
             if self.synchronizes:
                 simulated_streams.current_stream().synchronize()
-            if time.monotonic() > until and timer.whole().steps > 2 * WARM_UP:
-                break
-        verdict = timer.verdict(loader).sentence()
-        loader.close()
-        return verdict
+
+        loader = WorkerLoader(self.dataset(), 1, num_workers=self.workers, seed=0)
+        return verdict_of(Preloader(loader, device, depth=2), device, step)
 
 
 def simulate(kernel: float) -> Any:
@@ -201,35 +203,37 @@ LOADERS: dict[str, Callable[[Any, int], Any]] = {
     "list": lambda *_: [torch.zeros(1, 3)] * 10**6,
 }
 
+# Samples that sleep for longer than a step takes, that compute for longer, and that cost next to nothing:
+SLEEPING: dict[str, Any] = {"truth": DATA, "cost": "wait", "cost_ms": 60}
+COMPUTING: dict[str, Any] = {"truth": EITHER, "step": 10, "kind": "single", "cost_ms": 40}
+CHEAP: dict[str, Any] = {"truth": COMPUTE, "step": 40, "cost_ms": 0.5}
+
 SITUATIONS = [
-    # Samples that sleep for longer than a step takes:
-    Situation("torch, samples sleep", DATA, "torch", cost="wait", cost_ms=60),
-    Situation("workers, samples sleep", DATA, cost="wait", cost_ms=60),
-    Situation("drop-in, samples sleep", DATA, "drop-in", cost="wait", cost_ms=60),
-    Situation("threads, samples sleep", DATA, "threads", cost="wait", cost_ms=60),
+    Situation("torch, samples sleep", loader="torch", **SLEEPING),
+    Situation("workers, samples sleep", **SLEEPING),
+    Situation("drop-in, samples sleep", loader="drop-in", **SLEEPING),
+    Situation("threads, samples sleep", loader="threads", **SLEEPING),
     Situation("inline, samples sleep", DATA, workers=0, cost="wait", cost_ms=20),
-    Situation("preloader, samples sleep", DATA, "preloader", cost="wait", cost_ms=60),
-    Situation("torch, samples sleep, 2 neighbours", DATA, "torch", cost="wait", cost_ms=60, neighbours=2),
+    Situation("preloader, samples sleep", loader="preloader", **SLEEPING),
+    Situation("torch, samples sleep, 2 neighbours", loader="torch", neighbours=2, **SLEEPING),
     Situation("workers, samples sleep, 2 neighbours", DATA, cost="wait", cost_ms=200, neighbours=2),
-    Situation("workers, samples sleep, 4 neighbours", DATA, cost="wait", cost_ms=60, neighbours=4),
-    # Samples that compute for longer than a step takes:
-    Situation("torch, samples compute", EITHER, "torch", step=10, kind="single", cost_ms=40),
-    Situation("workers, samples compute", EITHER, step=10, kind="single", cost_ms=40),
-    Situation("threads, samples compute", EITHER, "threads", step=10, kind="single", cost_ms=40),
+    Situation("workers, samples sleep, 4 neighbours", neighbours=4, **SLEEPING),
+    Situation("torch, samples compute", loader="torch", **COMPUTING),
+    Situation("workers, samples compute", **COMPUTING),
+    Situation("threads, samples compute", loader="threads", **COMPUTING),
     Situation("inline, samples compute", DATA, workers=0, kind="single", cost_ms=20),
     Situation("torch, samples compute, 1 neighbour", EITHER, "torch", step=10, cost_ms=60, neighbours=1),
     Situation("workers, samples compute, 2 neighbours", EITHER, step=10, cost_ms=60, neighbours=2),
-    # Samples that cost next to nothing:
-    Situation("torch, cheap samples", COMPUTE, "torch", 2, step=40, cost_ms=0.5),
-    Situation("workers, cheap samples", COMPUTE, workers=2, step=40, cost_ms=0.5),
-    Situation("threads, cheap samples", COMPUTE, "threads", step=40, cost_ms=0.5),
-    Situation("inline, cheap samples", COMPUTE, workers=0, step=40, cost_ms=0.5),
-    Situation("preloader, cheap samples", COMPUTE, "preloader", step=40, cost_ms=0.5),
+    Situation("torch, cheap samples", loader="torch", workers=2, **CHEAP),
+    Situation("workers, cheap samples", workers=2, **CHEAP),
+    Situation("threads, cheap samples", loader="threads", **CHEAP),
+    Situation("inline, cheap samples", workers=0, **CHEAP),
+    Situation("preloader, cheap samples", loader="preloader", **CHEAP),
     Situation("resident", COMPUTE, "resident", step=40),
     Situation("a list of batches", COMPUTE, "list", step=40),
-    Situation("torch, cheap samples, 1 neighbour", COMPUTE, "torch", 2, step=40, cost_ms=0.5, neighbours=1),
-    Situation("workers, cheap samples, 1 neighbour", COMPUTE, workers=2, step=40, cost_ms=0.5, neighbours=1),
-    Situation("workers, cheap samples, 4 neighbours", COMPUTE, workers=2, step=40, cost_ms=0.5, neighbours=4),
+    Situation("torch, cheap samples, 1 neighbour", loader="torch", workers=2, neighbours=1, **CHEAP),
+    Situation("workers, cheap samples, 1 neighbour", workers=2, neighbours=1, **CHEAP),
+    Situation("workers, cheap samples, 4 neighbours", workers=2, neighbours=4, **CHEAP),
     # Workers that sleep long, but are many:
     Situation("torch, 6 workers that sleep", COMPUTE, "torch", 6, step=40, cost="wait", cost_ms=60),
     Situation("workers, 6 that sleep", COMPUTE, workers=6, step=40, cost="wait", cost_ms=60),
