@@ -103,8 +103,7 @@ class ArrayDataset(ImageDataset):
 
     def sample_ids(self) -> np.ndarray:
         """What identifies a sample: its pixels, without what they were padded by."""
-        pixels: np.ndarray = self._unpadded(self.images)
-        return pixels
+        return self._unpadded(self.images)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All samples before augmentation: "image", uint8 (N, H + 2 pad, W + 2 pad, C), and "label", int64 (N,)."""

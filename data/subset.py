@@ -208,8 +208,7 @@ def split(dataset: Any, choice: float | Fold) -> tuple[Any, Any]:
         if isinstance(choice, Fold) and not isinstance(dataset, ConcatDataset):
             name = f"{type(dataset).__name__}.split_parts(fraction)"
             raise DataError(f"{setting_of(choice)}: {name} takes a share: set data.val_fraction in its place")
-        training, validation = split_parts(choice)
-        return training, validation
+        return split_parts(choice)
     is_val = optional(dataset, "is_val")
     if is_val is None:
         if not choice:

@@ -161,8 +161,7 @@ class RandomAugmentation:
         self.__name__ = name  # for errors: see name_of
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        augmented: torch.Tensor = self._transform(image)
-        return augmented
+        return self._transform(image)
 
 
 def flip(image: torch.Tensor) -> torch.Tensor:

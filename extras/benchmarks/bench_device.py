@@ -114,9 +114,16 @@ class Bench:
 
             stock = self.stock(Pairs(self.dataset), fast_collate)
             return nullcontext(timm_batches(stock, self.dataset, self.device, self.dtype))
-        settings: dict[str, Any] = {"batch_size": self.batch_size, "shuffle": True, "drop_last": True}
-        config = LoaderConfig(name, num_workers=self.workers, preload_depth=2 if name == "prefetch" else 0)
-        return build_loader(config, self.dataset, seed=0, device=self.device, transform=transform, **settings)
+        return build_loader(
+            LoaderConfig(name, num_workers=self.workers, preload_depth=2 if name == "prefetch" else 0),
+            self.dataset,
+            batch_size=self.batch_size,
+            shuffle=True,
+            drop_last=True,
+            seed=0,
+            device=self.device,
+            transform=transform,
+        )
 
     def stock(self, dataset: Any, collate: Any = None) -> DataLoader[Any]:
         """torch's DataLoader, with pinned memory."""

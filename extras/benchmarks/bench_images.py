@@ -126,8 +126,7 @@ def stock_pictures(folder: Path) -> dict[str, Any]:
 
 def decoded(path: str) -> torch.Tensor:
     """What torchvision.io.decode_jpeg returns, without the warning that it gives at each call since 0.29."""
-    pixels: torch.Tensor = torch.ops.image.decode_jpeg(read_file(path), ImageReadMode.RGB.value, False)
-    return pixels
+    return torch.ops.image.decode_jpeg(read_file(path), ImageReadMode.RGB.value, False)
 
 
 def make_pack(root: Path, pack: Path, *settings: str) -> None:

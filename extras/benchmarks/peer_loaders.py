@@ -57,8 +57,9 @@ def dali(dataset: Any, workers: int) -> Any:
         images = fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_TRIANGULAR)  # antialiased
         return fn.flip(images, horizontal=fn.random.coin_flip()), labels
 
-    ends: dict[str, Any] = {"reader_name": "files", "last_batch_policy": LastBatchPolicy.DROP, "auto_reset": True}
-    return DALIGenericIterator(pipeline(), ["image", "label"], **ends)
+    return DALIGenericIterator(
+        pipeline(), ["image", "label"], reader_name="files", last_batch_policy=LastBatchPolicy.DROP, auto_reset=True
+    )
 
 
 def ffcv(dataset: Any, workers: int) -> Any:
@@ -81,8 +82,15 @@ def ffcv(dataset: Any, workers: int) -> Any:
         fields = {"image": Unchanged(), "label": IntField()}
         DatasetWriter(path, fields, num_workers=workers).from_indexed_dataset(files)
     image = [RandomResizedCropRGBImageDecoder((SIZE, SIZE)), RandomHorizontalFlip(), ToTensor()]
-    settings: dict[str, Any] = {"num_workers": workers, "os_cache": True, "order": OrderOption.RANDOM}
-    return Loader(path, BATCH, pipelines={"image": image}, custom_fields={"image": RGBImageField}, **settings)
+    return Loader(
+        path,
+        BATCH,
+        workers,
+        os_cache=True,
+        order=OrderOption.RANDOM,
+        pipelines={"image": image},
+        custom_fields={"image": RGBImageField},
+    )
 
 
 PEERS = {  # what pip installs, and the loader

@@ -137,7 +137,7 @@ class Simulated(Situation):
             if self.synchronizes:
                 simulated_streams.current_stream().synchronize()
 
-        loader = WorkerLoader(self.dataset(), 1, num_workers=self.workers, seed=0)
+        loader = WorkerLoader[Any](self.dataset(), 1, num_workers=self.workers, seed=0)
         return verdict_of(Preloader(loader, device, depth=2), device, step)
 
 

@@ -128,8 +128,15 @@ def write_onnx(model: nn.Module, inputs: Inputs, names: dict[str, list[str]], pa
         imported(package, "onnx", "onnx onnxscript onnxruntime")
     program = export_program(model, inputs)
     is_large = sum(weight.nbytes for weight in model.state_dict().values()) >= LARGEST_ONNX
-    options: dict[str, Any] = {"input_names": names["inputs"], "output_names": names["outputs"], "verbose": False}
-    torch.onnx.export(program, (), path, external_data=is_large, **options)
+    torch.onnx.export(
+        program,
+        (),
+        path,
+        input_names=names["inputs"],
+        output_names=names["outputs"],
+        external_data=is_large,
+        verbose=False,
+    )
     session = importlib.import_module("onnxruntime").InferenceSession(path)
 
     def call(*parts: Tensor) -> list[Tensor]:

@@ -118,9 +118,16 @@ class FinishedRun:
 
     def loader(self, dataset: Any) -> Preloader:
         """A loader of the dataset in order, as the run evaluated it."""
-        options: dict[str, Any] = {"batch_size": self.config.train.part_size, "seed": self.config.seed}
-        options |= {"pad": False, "collate_fn": self.data.collate, "transform": self.data.transform}
-        return build_loader(self.config.loader, dataset, device=self.device, **options)
+        return build_loader(
+            self.config.loader,
+            dataset,
+            device=self.device,
+            batch_size=self.config.train.part_size,
+            seed=self.config.seed,
+            pad=False,
+            collate_fn=self.data.collate,
+            transform=self.data.transform,
+        )
 
     @torch.no_grad()
     def outputs(self, batch: dict[str, Any]) -> Any:

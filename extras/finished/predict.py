@@ -75,8 +75,9 @@ def main(typed: list[str] | None = None) -> Path:
 def records(run: FinishedRun, samples: Samples, folder: Path) -> Iterator[dict[str, Any]]:
     """A row of the table for each sample, by column; one that cannot be read has only "file" and "error"."""
     names = Names()
-    options: dict[str, Any] = {"batch_size": run.config.train.part_size, "collate_fn": list, "seed": 0}
-    with WorkerLoader(samples, num_workers=run.config.loader.num_workers, **options) as loader:
+    size = run.config.train.part_size
+    workers = run.config.loader.num_workers
+    with WorkerLoader[Any](samples, size, num_workers=workers, collate_fn=list, seed=0) as loader:
         for read in tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None):
             predictions: dict[int, dict[str, Any]] = {}  # by row
             for rows, batch in batches_of(read):

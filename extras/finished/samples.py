@@ -73,8 +73,7 @@ def prepare_of(samples: Any) -> Callable[[np.ndarray], Any]:
     if not offers(dataset, "prepare") or optional(dataset, "prepare") is None:
         remedy = "add it to the class that has its __getitem__, which calls it"
         raise ConfigError(f"{type(dataset).__name__} has no method prepare(image), which new images need; {remedy}")
-    prepare: Callable[[np.ndarray], Any] = dataset.prepare
-    return prepare
+    return dataset.prepare
 
 
 def read_inputs(names: Sequence[str], dataset: Any, index: int) -> dict[str, Any]:

@@ -112,8 +112,7 @@ def read_all(config: Config, records: dict[str, Records], workers: int) -> Itera
             if part == "train":
                 for index in validation(samples.dataset, take_share(dict(config.data))):
                     parts[index] = "val"
-            settings: dict[str, Any] = {"num_workers": workers, "collate_fn": list, "seed": config.seed}
-            with WorkerLoader[Any](samples, 8, **settings) as loader:
+            with WorkerLoader[Any](samples, 8, num_workers=workers, collate_fn=list, seed=config.seed) as loader:
                 for batch in loader:
                     for record in batch:
                         yield Read(parts[record.number], record)

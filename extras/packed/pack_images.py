@@ -111,9 +111,11 @@ class Packing:
         number = max(last_numbers, default=-1) + 1  # the next image's
         longest_class = max(len(os.fsencode(name)) for name in images.classes)
         name_length = longest_class + 1 + images.files.itemsize
-        settings: dict[str, Any] = {"num_workers": num_workers, "collate_fn": list}
+        missing = range(number, len(images))
         with (
-            WorkerLoader[Any](self.stored[split], 8, sampler=range(number, len(images)), **settings) as loader,
+            WorkerLoader[Any](
+                self.stored[split], 8, sampler=missing, num_workers=num_workers, collate_fn=list
+            ) as loader,
             tqdm(total=len(images), initial=number, desc=split, unit="image", disable=None) as bar,
         ):
             items = chain.from_iterable(loader)

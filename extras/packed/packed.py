@@ -61,8 +61,7 @@ class Packed(CroppedDataset):
 
     def sample_ids(self) -> np.ndarray:
         """CLASS/FILE of each image, bytes (N,), as the folder that was packed has them."""
-        names: np.ndarray = self._entries["name"]
-        return names
+        return self._entries["name"]
 
     def encoded(self, index: int) -> tuple[bytes | np.ndarray, str]:
         """Returns an image file and its name for errors, or the pixels (H, W, 3)."""
