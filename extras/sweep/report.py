@@ -7,7 +7,6 @@ about the score: the table has the mean and standard deviation, and the best set
 
 import csv
 import io
-import math
 import os
 import shlex
 import statistics
@@ -79,10 +78,11 @@ class Spread(NamedTuple):
 
 
 class Setting:
-    """One or more jobs whose overrides are the same, except for REPEATS."""
+    """One or more jobs whose overrides are the same, except for REPEATS. score: the key of their score."""
 
-    def __init__(self, jobs: list[Job]) -> None:
+    def __init__(self, jobs: list[Job], score: str) -> None:
         self.jobs = jobs
+        self.score = score
         overrides = jobs[0].overrides
         if len(jobs) > 1:
             overrides = [text for text in jobs[0].setting if not text.startswith("data.folds=")]  # needs data.fold
@@ -93,23 +93,25 @@ class Setting:
         self.summary: dict[str, Any] = next((job.summary for job in jobs if job.summary), {})
         self.is_free = self.summary.get("loader") == "cached"  # its speed is an upper limit, and not a result
 
-    def numbers_of(self, key: str) -> Spread | None:
-        """None without a number. The speed of a single job has the quartiles of its parts as its range."""
-        values = [job.summary[key] for job in self.jobs if job.summary.get(key) is not None]
+    def values_of(self, key: str) -> list[float]:
+        """The numbers of the jobs that have one."""
+        return [job.summary[key] for job in self.jobs if job.summary.get(key) is not None]
+
+    def spread_of(self, key: str) -> Spread | None:
+        """Of scores their mean, with the standard deviation on both sides, 0 of one; of others the median and range.
+
+        The speed of a single job has the quartiles of its parts as its range. None without a number.
+        """
+        values = self.values_of(key)
         if not values:
             return None
+        if key == self.score:
+            mean = statistics.fmean(values)
+            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            return Spread(mean, mean - deviation, mean + deviation)
         quartiles = self.summary.get(f"{key}_quartiles") or []
         measured = [*values, *quartiles] if len(self.jobs) == 1 else values
         return Spread(statistics.median(values), min(measured), max(measured))
-
-    def score_of(self, key: str) -> Spread | None:
-        """The mean of the jobs' scores, with the standard deviation on both sides, 0 of one. None without a score."""
-        values = [job.summary[key] for job in self.jobs if job.summary.get(key) is not None]
-        if not values:
-            return None
-        mean = statistics.fmean(values)
-        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        return Spread(mean, mean - deviation, mean + deviation)
 
     def complexity(self) -> tuple[float, ...]:
         """A sort key, the smallest for the simplest setting: its loader, workers, number of overrides, first job."""
@@ -130,21 +132,21 @@ class Sweep:
         jobs_by_setting: dict[tuple[str, ...], list[Job]] = {}
         for job in self.jobs:
             jobs_by_setting.setdefault(job.setting, []).append(job)
-        self.settings = [Setting(jobs) for jobs in jobs_by_setting.values()]
-        self.keys = self._varying_keys()
         summary = next((job.summary for job in self.jobs if job.summary), {})
         self.score = summary.get("score", "test_accuracy")
         self.score_key = "best_score" if "best_score" in summary else self.score
-        self.sign = -1 if summary.get("lower_is_better") else 1
+        self.settings = [Setting(jobs, self.score_key) for jobs in jobs_by_setting.values()]
+        self.keys = self._varying_keys()
         self.sections = {key.lstrip("+").partition(".")[0] for key in self.keys if key not in REPEATS}
         repeats_alone = bool(self.keys) and not self.sections
         self.is_about_score = repeats_alone or not self.sections <= SPEED_ONLY
+        self.key = self.score_key if self.is_about_score else SPEED
+        self.sign = -1 if self.is_about_score and summary.get("lower_is_better") else 1
         scores = {self.score_key: (self.score.removeprefix("test_"), "{:.4f}")}
         self.metrics = scores | METRICS if self.is_about_score else METRICS | scores
         self.ceiling = self._ceiling()
-        self.best = self._best()
-        if self.is_about_score:
-            self.settings.sort(key=self._rank)
+        self.best: list[Setting] = []  # with those that are equal to it: first the one to use
+        self._rank()
 
     def _varying_keys(self) -> list[str]:
         """The overridden keys whose values differ between the jobs, in the order of their first use."""
@@ -155,26 +157,21 @@ class Sweep:
 
     def _ceiling(self) -> float | None:
         """The speed with free data; None if more than the loader differs between jobs, which would not compare."""
-        speeds = [setting.numbers_of(SPEED) for setting in self.settings if setting.is_free]
+        speeds = [setting.spread_of(SPEED) for setting in self.settings if setting.is_free]
         values = [speed.value for speed in speeds if speed is not None]
         return max(values, default=None) if self.sections <= {"loader"} else None
 
-    def headline(self, setting: Setting) -> Spread | None:
-        """What the sweep is about: the setting's score, or its speed. None if it was not measured."""
-        return setting.score_of(self.score_key) if self.is_about_score else setting.numbers_of(SPEED)
-
-    def _rank(self, setting: Setting) -> float:
-        """A sort key, the smallest for the best setting."""
-        measured = self.headline(setting)
-        sign = self.sign if self.is_about_score else 1
-        return math.inf if measured is None or setting.is_free else -sign * measured.value
-
-    def _best(self) -> list[Setting]:
-        """The best setting and those that are equal to it: first the one to use, the simplest of the fastest."""
-        ranked = [setting for setting in sorted(self.settings, key=self._rank) if self._rank(setting) < math.inf]
-        ranges = [spread for setting in ranked if (spread := self.headline(setting))]
-        equal = [setting for setting, spread in zip(ranked, ranges, strict=True) if spread.overlaps(ranges[0])]
-        return equal if self.is_about_score else sorted(equal, key=Setting.complexity)
+    def _rank(self) -> None:
+        """Finds the best settings. Sorts all by their score, or those that are equally fast by their complexity."""
+        spreads = [(setting, setting.spread_of(self.key)) for setting in self.settings if not setting.is_free]
+        measured = [(setting, spread) for setting, spread in spreads if spread is not None]
+        measured.sort(key=lambda pair: -self.sign * pair[1].value)
+        self.best = [setting for setting, spread in measured if spread.overlaps(measured[0][1])]
+        if self.is_about_score:
+            places = {setting: place for place, (setting, _) in enumerate(measured)}
+            self.settings.sort(key=lambda setting: places.get(setting, len(places)))
+        else:
+            self.best.sort(key=Setting.complexity)
 
     def mark(self, setting: Setting) -> str:
         """ ">" for the setting to use, "=" for those that are equal, else " "."""
@@ -183,15 +180,14 @@ class Sweep:
         return ">" if setting is self.best[0] else "="
 
     def cell(self, setting: Setting, key: str) -> str:
-        is_score = key == self.score_key
-        numbers = setting.score_of(key) if is_score else setting.numbers_of(key)
-        _, form = self.metrics[key]
-        if numbers is None:
+        spread = setting.spread_of(key)
+        if spread is None:
             return "-"
-        text = form.format(numbers.value)
-        count = sum(job.summary.get(key) is not None for job in setting.jobs)
-        if is_score and len(setting.jobs) > 1:
-            text += f" +- {form.format(numbers.high - numbers.value)}"
+        _, form = self.metrics[key]
+        text = form.format(spread.value)
+        if key == self.score_key and len(setting.jobs) > 1:
+            text += f" +- {form.format(spread.high - spread.value)}"
+            count = len(setting.values_of(key))
             if count < len(setting.jobs):
                 text += f" ({count} of {len(setting.jobs)})"
         return text
@@ -236,7 +232,7 @@ class Sweep:
         if not self.best:
             return []
         first = self.best[0]
-        speed = first.numbers_of(SPEED)
+        speed = first.spread_of(SPEED)
         labels = "; ".join(self.label(setting.jobs) for setting in self.best)
         equal = f", and equal within their ranges: {labels}.\nThe" if len(self.best) > 1 else ""
         if self.is_about_score:
@@ -271,7 +267,7 @@ class Sweep:
         shown = [setting for setting in self.settings if self.ceiling is None or not setting.is_free]
         bars = []
         for setting in shown or self.settings:
-            measured = self.headline(setting)
+            measured = setting.spread_of(self.key)
             text = ", ".join(self.cell(setting, key) for key in keys) if measured else setting.status
             bars.append(Bar(self.label(setting.jobs), self.mark(setting), measured, text))
         if self.is_about_score:
