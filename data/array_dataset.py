@@ -46,8 +46,10 @@ class ArrayDataset(ImageDataset):
             raise DataError(f"images must be uint8 of shape (N, H, W, C), not {images.dtype} {images.shape}")
         labels = np.asarray(labels)  # also of lists and pandas
         if labels.shape not in (images.shape[:1], (len(images), 1)) or labels.dtype.kind not in "biu":
-            form = f"{labels.dtype} {labels.shape}"
-            raise DataError(f"{len(images)} images need labels of shape ({len(images)},), integers, not {form}")
+            raise DataError(
+                f"{len(images)} images need labels of shape ({len(images)},), integers, not {labels.dtype} "
+                f"{labels.shape}"
+            )
         self.image_shape = images.shape[1:]
         largest = min(self.image_shape[:2]) - 1  # more pixels than that cannot be reflected
         if not 0 <= pad <= largest:

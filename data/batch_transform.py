@@ -78,6 +78,11 @@ class Normalize:
         torch.addcmul(shift, rows, scale, out=result)
         return result.view(image.shape).permute(0, 3, 1, 2)
 
+    def undone(self, images: torch.Tensor) -> torch.Tensor:
+        """The pixels, 0 to 1, of normalised images (..., C, H, W)."""
+        mean, std = torch.tensor([self.mean, self.std], device=images.device)[..., None, None]
+        return images * std + mean
+
     def constants(self, device: torch.device, width: int) -> tuple[torch.Tensor, ...]:
         """(shift, scale), float32 (W * C,) each, for shift + pixel * scale; made once per device and width."""
         key = (device, width)

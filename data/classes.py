@@ -21,6 +21,7 @@ from data.subset import Subset, Wrapper, if_offered
 log = logging.getLogger(__name__)
 
 SHOWN = 20  # names that a sentence lists
+NUMBERS = 4  # up to which a label is shown, and not its form
 
 
 def with_classes(
@@ -114,6 +115,26 @@ def folding(name: str) -> str:
 def listed(names: Sequence[str]) -> str:
     more = f", ... ({len(names):,} in all)" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
+
+
+def label_text(label: Any, classes: Sequence[str]) -> str:
+    """A label for a reader: the name of its class, those of several with their shares, largest first, or numbers.
+
+    Of other labels, such as masks, it is their form; of None it is empty.
+    """
+    if label is None:
+        return ""
+    array = np.asarray(label)
+    if array.shape == (len(classes),):
+        shares = sorted(zip(array.tolist(), classes, strict=True), key=lambda pair: -pair[0])
+        texts = [f"{name} {share:.0%}" if share < 1 else name for share, name in shares if share > 0]
+        return ", ".join(texts) or "no class"
+    if array.shape == () and array.dtype.kind in "iu" and 0 <= array < len(classes):
+        return classes[int(array)]
+    if array.size <= NUMBERS:
+        numbers = array.reshape(-1).tolist()
+        return ", ".join(f"{number:.7g}" if isinstance(number, float) else str(number) for number in numbers)
+    return f"{array.dtype} {array.shape}"
 
 
 class Labels:

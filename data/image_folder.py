@@ -102,8 +102,11 @@ class ImageFolder(ImageFiles):
         self.folder = root / ("train" if train else "val")
         self.classes = class_names(root / "train")
         if not train and not self.folder.exists():
-            sentence = "%s does not exist%s: the test set is what data.val_fraction splits off train/"
-            log.info(sentence, self.folder, or_rename(root, "train"))
+            log.info(
+                "%s does not exist%s: the test set is what data.val_fraction splits off train/",
+                self.folder,
+                or_rename(root, "train"),
+            )
             self.files, self.labels = np.array([], dtype=bytes), np.array([], dtype=int)
             return
         if train and len(self.classes) == 1:
@@ -142,8 +145,7 @@ def class_names(folder: Path) -> tuple[str, ...]:
     """The names of the folders in `folder`, sorted, without hidden ones."""
     for each in (folder.parent, folder):
         if not each.is_dir():
-            others = or_rename(folder.parent)
-            raise DataError(f"{each} is not a folder{others}; images must have the layout {LAYOUT}")
+            raise DataError(f"{each} is not a folder{or_rename(folder.parent)}; images must have the layout {LAYOUT}")
     names = folder_names(folder)
     if not names:
         raise DataError(f"{folder} has no class folders; images must have the layout {LAYOUT}")
@@ -219,8 +221,9 @@ def ancestors(folder: str) -> set[object]:
 def warn_of_left_out(where: object, names: Sequence[str], count: int | None = None) -> None:
     """Warns in one line that these files of `where` are not read. count: how many, if `names` are only examples."""
     if names:
-        example = printable(example_of(names))
-        log.warning("%s: files that are not read: %d, such as %s", where, count or len(names), example)
+        log.warning(
+            "%s: files that are not read: %d, such as %s", where, count or len(names), printable(example_of(names))
+        )
 
 
 def example_of(names: Sequence[str]) -> str:

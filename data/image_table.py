@@ -98,9 +98,10 @@ class ImageTable(ImageFiles):
                     "them with a point, or with a letter if they are names of classes"
                 )
             self.fits_task = "classification"
-            remedy = "correct it, or add a training row with this label"
             texts = without_zeros(rows.column(columns[0])) if all(map(is_whole, classes)) else rows.column(columns[0])
-            self.labels = class_indices(np.array(texts, dtype=str), np.array(classes), rows.where, remedy)
+            self.labels = class_indices(
+                np.array(texts, dtype=str), classes, rows.where, "correct it, or add a training row with this label"
+            )
         else:
             values = rows.values(columns)
             self.fits_task = "regression"
@@ -154,16 +155,18 @@ class Rows:
         groups = self.column(group)
         shared = {*groups[is_train]} & {*groups[~is_train]}
         if shared:
-            example = f"{group}={min(shared)}"
-            raise DataError(f"{self.path}: only some rows with {example} are training rows; put all into one part")
+            raise DataError(
+                f"{self.path}: only some rows with {group}={min(shared)} are training rows; put all into one part"
+            )
 
     def values(self, names: Sequence[Any]) -> np.ndarray:
         """The numbers in these columns, float32 (N, K)."""
         texts = self.columns(names)
         values = np.array([number_of(text) for text in texts.flat], np.float32).reshape(texts.shape)
         for row, column in np.argwhere(~np.isfinite(values)):
-            name = names[column]
-            raise DataError(f"{self.where(row)}: {name!r} is {texts[row, column]}, not a finite number; correct it")
+            raise DataError(
+                f"{self.where(row)}: {names[column]!r} is {texts[row, column]}, not a finite number; correct it"
+            )
         return values
 
     def check_files(self, paths: Sequence[str]) -> None:
@@ -173,9 +176,10 @@ class Rows:
         missing = [row for row, path in enumerate(paths) if os.path.split(path) not in files]
         if missing:
             row = missing[0]
-            name = printable(paths[row])
-            count = f"{len(missing)} of {len(paths)} files are missing"
-            raise DataError(f"{self.where(row)}: {name} does not exist ({count}); set data.root, or remove the rows")
+            raise DataError(
+                f"{self.where(row)}: {printable(paths[row])} does not exist ({len(missing)} of {len(paths)} files are "
+                "missing); set data.root, or remove the rows"
+            )
 
 
 def class_names(texts: np.ndarray) -> list[str] | None:

@@ -75,14 +75,11 @@ class Mix(ConcatDataset[Any]):
         self.classes = classes
         if classes is None:
             self._check_common("classes", [optional(part, "classes") for part in parts.values()])
-        first = self.datasets[0]
-        self.mean = optional(first, "mean")
-        self.std = optional(first, "std")
-        for key in ("mean", "std"):
-            values = [
-                None if value is None else [*value] for value in (optional(part, key) for part in parts.values())
-            ]
-            if any(value != values[0] for value in values):
+        numbers = {key: [optional(part, key) for part in parts.values()] for key in ("mean", "std")}
+        self.mean = numbers["mean"][0]
+        self.std = numbers["std"][0]
+        for key, values in numbers.items():
+            if len({*values}) > 1:
                 log.info(
                     "the parts of the mixture have different %s, %s: without data.%s the first is used",
                     key,
@@ -90,17 +87,16 @@ class Mix(ConcatDataset[Any]):
                     key,
                 )
         if self.read_batch is not None:
-            self._check_common("image_size", [part.sample_spec().items() for part in parts.values()])
+            self._check_common("image_size", [part.sample_spec() for part in parts.values()])
 
     def _check_common(self, key: str, values: list[Any]) -> None:
         """Raises DataError unless all parts have the same value."""
-        first, *others = ([] if value is None else list(value) for value in values)
+        first, *others = values
         for name, other in zip(self.names[1:], others, strict=True):
             if other != first:
-                remedy = ", or set data.classes" if key == "classes" else ""
                 raise DataError(
                     f"data.parts.{name} has another {key} than {self.names[0]}: {other}, not {first}; make them "
-                    f"equal{remedy}"
+                    "equal, classes also by data.classes"
                 )
 
     @property

@@ -164,9 +164,9 @@ def unaugmented(dataset: Any) -> Any:
     if plain is not None:
         other = plain()
         if other is None or other is dataset:
-            name = f"{type(dataset).__name__}.without_augmentation()"
             raise DataError(
-                f"{name} returned {other!r}: return another dataset, such as a copy, which is not augmented"
+                f"{type(dataset).__name__}.without_augmentation() returned {other!r}: return another dataset, such as "
+                "a copy, which is not augmented"
             )
         if length_of(other) == length_of(dataset):
             return other
@@ -206,8 +206,10 @@ def split(dataset: Any, choice: float | Fold) -> tuple[Any, Any]:
     split_parts = optional(dataset, "split_parts")
     if split_parts is not None:
         if isinstance(choice, Fold) and not isinstance(dataset, ConcatDataset):
-            name = f"{type(dataset).__name__}.split_parts(fraction)"
-            raise DataError(f"{setting_of(choice)}: {name} takes a share: set data.val_fraction in its place")
+            raise DataError(
+                f"{setting_of(choice)}: {type(dataset).__name__}.split_parts(fraction) takes a share: set "
+                "data.val_fraction in its place"
+            )
         return split_parts(choice)
     is_val = optional(dataset, "is_val")
     if is_val is None:
@@ -318,15 +320,17 @@ def identities(dataset: Any, say: Callable[..., None] = log.debug) -> np.ndarray
     path = optional(dataset, "path")
     groups = optional(dataset, "val_groups")
     values = np.arange(count) if groups is None else groups
-    known_by = (
-        "their positions, which change when samples come or go, as it has no sample_ids() and no path(index) with "
-        "different names"
-    )
-    if groups is not None:
-        known_by = "val_groups"
+    known_by = "val_groups"
+    if groups is None:
+        known_by = (
+            "their positions, which change when samples come or go, as it has no sample_ids() and no path(index) with "
+            "different names"
+        )
     if sample_ids is not None:
-        remedy = "return an array with what identifies each sample, (N,) or (N, ...), or rename the method"
-        with explained(f"{kind}.sample_ids() cannot be used", remedy):
+        with explained(
+            f"{kind}.sample_ids() cannot be used",
+            "return an array with what identifies each sample, (N,) or (N, ...), or rename the method",
+        ):
             values = np.asarray(sample_ids())
             if values.shape[:1] != (count,):
                 raise ValueError(f"it returned {values.dtype} {values.shape} for {count} samples")

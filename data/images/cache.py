@@ -55,11 +55,10 @@ class Cache:
         self._verified = np.frombuffer(mmap.mmap(-1, count * 8), np.int64)
         if not hasattr(os, "memfd_create"):
             raise DataError(f"data.cache={kind}: it needs Linux; set it to null")
-        name_of_folder = folder or FOLDER
         with explained(
-            f"data.cache={kind}: {name_of_folder} cannot be used", "set data.cache_dir to a folder of this machine"
+            f"data.cache={kind}: {folder or FOLDER} cannot be used", "set data.cache_dir to a folder of this machine"
         ):
-            path = Path(name_of_folder).expanduser()
+            path = Path(folder or FOLDER).expanduser()
             path.mkdir(parents=True, exist_ok=True)
             with (path / f"{name}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from data.batch_transform import Normalize
 from data.synthetic import Synthetic
 from extras.benchmarks.device_peers import Pairs, PreDataLoader, timm_batches
-from extras.benchmarks.picture import OURS, THEIRS, draw_bars
+from extras.benchmarks.picture import draw_bars
 from loaders import Accelerator, LoaderConfig, Preloader, StepTimer, build_loader, chosen_device
 from models.resnet import resnet
 from models.small_cnn import SmallCNN
@@ -46,6 +46,7 @@ from training.config import ConfigError
 from training.script import run_script
 
 LOADERS = ("limit", "ready", "torch", "predata", "timm", "workers", "prefetch")
+OURS = ("workers", "prefetch")
 READY = 4  # batches made beforehand, used again and again
 
 # For each model: its constructor, pixels per side, classes, batch size, steps per turn.
@@ -209,10 +210,8 @@ def main(typed: list[str] | None = None) -> None:
     result |= {"device": str(device), "rows": bench.rows()}
     report(title, COLUMNS, result, arguments.json)
     if arguments.picture:
-        names = [row["loader"] for row in result["rows"]]
-        speeds = [row["images_per_second"] for row in result["rows"]]
-        colors = [OURS if name in ("workers", "prefetch") else THEIRS for name in names]
-        arguments.picture.write_bytes(draw_bars(title, names, speeds, color=colors))
+        rows = {row["loader"]: row for row in result["rows"]}
+        arguments.picture.write_bytes(draw_bars(title, rows, OURS))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from data.image_folder import ImageFolder
 from extras.benchmarks import photographs
 from extras.benchmarks.bench_images import make_pack
 from extras.benchmarks.peer_loaders import BATCH, PEERS, SIZE, batches
-from extras.benchmarks.picture import OURS, THEIRS, draw_bars
+from extras.benchmarks.picture import draw_bars
 from scripts.bench_harness import Columns, Row, in_turns, parser, report
 from scripts.bench_loaders import count
 from training.script import run_script
@@ -119,17 +119,6 @@ def compare(arguments: Any, root: Path, folder: Path) -> tuple[list[Row], dict[s
     return [row for row in rows if row["loader"] not in left], left
 
 
-def draw(rows: list[Row], title: str) -> bytes:
-    """A PNG with a bar per row; without the pack of pixels, which decodes nothing."""
-    rows = [row for row in rows if row["reads"] != "pack of pixels"]
-    names = [f"{row['name']}: {row['reads']}" for row in rows]
-    speeds = [row["images_per_second"] for row in rows]
-    spreads = [row["spread"] * row["images_per_second"] for row in rows]
-    colors = [OURS if row["name"] == NAMES["workers"] else THEIRS for row in rows]
-    style = {"color": colors, "xerr": spreads, "ecolor": "#d94801"}
-    return draw_bars(title, names, speeds, ", and the spread of the rounds", **style)
-
-
 def main(typed: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--setup", choices=PEERS, help="install a peer")
@@ -154,7 +143,8 @@ def main(typed: list[str] | None = None) -> None:
     reasons = "".join(f"\nLeft out: {row}: {reason}\n" for row, reason in left.items())
     text = report(title, COLUMNS, {"rows": rows, "left": left}, arguments.json, f"{NOTES}\n{reasons}".rstrip())
     (arguments.out / "peers.md").write_text(text)
-    (arguments.out / "peers.png").write_bytes(draw(rows, title))
+    drawn = {f"{row['name']}: {row['reads']}": row for row in rows if row["reads"] != "pack of pixels"}  # not decoded
+    (arguments.out / "peers.png").write_bytes(draw_bars(title, drawn, NAMES["workers"]))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from torchvision.datasets import ImageFolder as TorchImageFolder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from data.batch_transform import Normalize
 from data.classes import with_classes
 from data.image_folder import ImageFolder
 from data.image_table import Rows
@@ -91,7 +92,7 @@ def try_classes(folder: Path, scale: float) -> None:
     kind = import_module("extras.finished.evaluation").Evaluation
 
     def evaluate() -> None:
-        evaluation = kind(train.classes, "image", [0.5], [0.5])
+        evaluation = kind(train.classes, Normalize([0.5], [0.5]))
         for _ in range(100):
             labels = torch.randint(count, (64,))
             evaluation.add({"image": torch.zeros(64, 1, 4, 4)}, labels, torch.rand(64, count))

@@ -57,8 +57,11 @@ def make(root: Path) -> None:
     partial = root.with_name(f".{root.name}.partial")
     lock = root.with_name(f".{root.name}.lock")
     count = sum(COUNTS.values()) * len(CLASSES)
-    remedy = "set data.root=FOLDER to a new folder on a disk with enough space"
-    with explained(f"the photographs could not be made in {root.resolve()}", remedy, OSError):
+    with explained(
+        f"the photographs could not be made in {root.resolve()}",
+        "set data.root=FOLDER to a new folder on a disk with enough space",
+        OSError,
+    ):
         root.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
             if root.exists():

@@ -99,7 +99,7 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Cla
         if isinstance(task, Multilabel):
             evaluation = ClassCounts(run.data.classes)
         elif task.label_below and normalize is not None:
-            evaluation = Evaluation(run.data.classes, normalize.fields[0], normalize.mean, normalize.std)
+            evaluation = Evaluation(run.data.classes, normalize)
     dry_run_evaluation(trainer, run.data)
     step = trainer.evaluation_step
     samples = 0

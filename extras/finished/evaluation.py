@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.batch_transform import Normalize
 from training.figure import INK, new_figure, png
 from training.table import shorten, table
 
@@ -68,14 +69,12 @@ class ClassCounts:
 class Evaluation(ClassCounts):
     """Collects what a network predicts for images of one class each, batch by batch.
 
-    image: the name of the field with the images, which `mean` and `std` have normalised.
+    normalize: what has normalised the images.
     """
 
-    def __init__(self, classes: Sequence[Any], image: str, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, classes: Sequence[Any], normalize: Normalize) -> None:
         super().__init__(classes)
-        self.image = image
-        self.mean = mean
-        self.std = std
+        self.normalize = normalize
         self.samples = 0  # that were added, also those that do not count
         self.skipped: list[Any] = []  # indices of the samples that could not be read
         self.mistakes: list[Mistake] = []  # those with the lowest probabilities of the true class, sorted
@@ -83,7 +82,7 @@ class Evaluation(ClassCounts):
 
     def add(self, batch: dict[str, Any], labels: Tensor, probabilities: Tensor, counted: Tensor | None = None) -> None:
         """Adds a batch. labels: int64 (B,). probabilities: (B, number of classes). counted: bool (B,); None: all."""
-        images = batch[self.image]
+        images = batch[self.normalize.fields[0]]
         places = torch.arange(self.samples, self.samples + len(labels))
         self.samples += len(labels)
         if counted is not None:
@@ -174,7 +173,6 @@ class Evaluation(ClassCounts):
 
     def _pixels(self, image: Tensor) -> np.ndarray:
         """Undoes the normalisation: from floats (C, H, W) to uint8 (H, W, C), with 1 or 3 channels for drawing."""
-        mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
-        pixels = (image.float().cpu() * std + mean) * 255
+        pixels = self.normalize.undone(image.float().cpu()) * 255
         channels = 3 if len(pixels) > 2 else 1
         return pixels[:channels].round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()

@@ -19,7 +19,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
-from data.errors import explained, home_path
+from data.errors import explained, home_path, reason_of
 from data.subset import unaugmented
 from extras.finished.new_images import NewImages
 from loaders import ExpectedError, Preloader, build_loader
@@ -85,7 +85,7 @@ class FinishedRun:
             self.data = NewImages(self.config, new_images, state["classes"])
             self._build_trainer()
         except (AttributeError, ExpectedError, TypeError) as error:  # a task or a trainer looks at the dataset
-            return " ".join(str(error).split()) or type(error).__name__
+            return reason_of(error)
         return ""
 
     def _build_trainer(self) -> None:
@@ -102,7 +102,7 @@ class FinishedRun:
             for name, module in self.trainer.extra_modules.items():
                 module.load_state_dict(state["others"][name])
         except (KeyError, RuntimeError) as error:
-            raise ConfigError(f"{self.path} does not fit {self}: {' '.join(str(error).split())[:300]}") from error
+            raise ConfigError(f"{self.path} does not fit {self}: {reason_of(error)[:300]}") from error
         ModuleState(self.trainer).begin(state["altered"])
         self.trainer.progress.step = self.step
         self.trainer.progress.epoch = state["loader"]["epoch"]

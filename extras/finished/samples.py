@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 from data import optional
-from data.errors import DataError, explained, read_lines
+from data.errors import DataError, explained, read_lines, reason_of
 from data.image_folder import find_images, warn_of_left_out
 from data.images.decoders import choose
 from data.images.decoding import decode, image_errors, whole
@@ -39,7 +39,7 @@ class Samples:
         try:
             return name, self._read(index), ""
         except Exception as error:  # whatever the dataset raises: other samples may be readable
-            return name, {}, " ".join(str(error).split()) or type(error).__name__
+            return name, {}, reason_of(error)
 
 
 class ImageFiles:
@@ -62,8 +62,10 @@ class ImageFiles:
         if self._is_grey:
             grey = Image.fromarray(image).convert("L")
             image = np.array(grey)[..., np.newaxis]
-        what = f"the dataset's prepare(image) failed for {image.dtype} {image.shape}"
-        with explained(what, "it gets the image alone, uint8 (H, W, C), and returns what the network gets of it"):
+        with explained(
+            f"the dataset's prepare(image) failed for {image.dtype} {image.shape}",
+            "it gets the image alone, uint8 (H, W, C), and returns what the network gets of it",
+        ):
             return {self._name: self._prepare(image)}
 
 
@@ -71,8 +73,10 @@ def prepare_of(samples: Any) -> Callable[[np.ndarray], Any]:
     """The dataset's `prepare`: see data/__init__.py."""
     dataset = undivided(samples)
     if not offers(dataset, "prepare") or optional(dataset, "prepare") is None:
-        remedy = "add it to the class that has its __getitem__, which calls it"
-        raise ConfigError(f"{type(dataset).__name__} has no method prepare(image), which new images need; {remedy}")
+        raise ConfigError(
+            f"{type(dataset).__name__} has no method prepare(image), which new images need; add it to the class that "
+            "has its __getitem__, which calls it"
+        )
     return dataset.prepare
 
 

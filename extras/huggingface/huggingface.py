@@ -58,18 +58,20 @@ class HuggingFace(CroppedDataset):
         self._image = image = choose_column(rows.features, "data.image", image, "Image")
         label = choose_column(rows.features, "data.label", label, "ClassLabel")
         feature = rows.features[label]
-        names: Any = classes
-        if names:
-            values = np.array(as_names("data.classes", names))
-        elif hasattr(feature, "names"):
-            values = np.arange(feature.num_classes)
-            names = feature.names
+        are_places = not classes and hasattr(feature, "names")
+        if classes:
+            self.classes = as_names("data.classes", classes)
+        elif are_places:
+            self.classes = tuple(feature.names)
         else:
-            values = np.unique(read_labels(train_rows, label, f"{path}, train split"))
-            names = values
-        self.classes = tuple(map(str, names))
-        remedy = "choose other splits (data.train_split, data.test_split) or another column (data.label)"
-        self.labels = class_indices(read_labels(rows, label, self._where), values, self.path, remedy)
+            self.classes = tuple(map(str, np.unique(read_labels(train_rows, label, f"{path}, train split"))))
+        self.labels = class_indices(
+            read_labels(rows, label, self._where),
+            self.classes,
+            self.path,
+            "choose other splits (data.train_split, data.test_split) or another column (data.label)",
+            are_places,
+        )
         self._rows = encoded_rows(rows, [image], path)
 
     def path(self, index: int) -> str:
@@ -121,8 +123,11 @@ def encoded_rows(rows: Any, columns: list[str], path: object) -> Any:
     """The rows with these columns; the first has images, which become encoded files."""
     image = columns[0]
     encoded = importlib.import_module("datasets").Image(decode=False)
-    sentence = f"data.image={image}: this column of {path} has no images, but {rows.features[image]}"
-    with explained(sentence, "choose another one", NotImplementedError):
+    with explained(
+        f"data.image={image}: this column of {path} has no images, but {rows.features[image]}",
+        "choose another one",
+        NotImplementedError,
+    ):
         return rows.select_columns(columns).cast_column(image, encoded)
 
 
@@ -149,8 +154,10 @@ def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
     # A bare name may be one of the package's own builders, such as pandas, which reads files of the current folder.
     if not folder.is_dir() and (path.startswith(("/", ".", "~")) or "/" not in path):
         raise DataError(f"data.path={path} is not a folder; set it to one, or to OWNER/NAME of a dataset on the hub")
-    remedy = "check data.path, data.name and the network; for a gated dataset log in with `hf auth login`"
-    with explained(f"data.path={path} cannot be loaded", remedy):
+    with explained(
+        f"data.path={path} cannot be loaded",
+        "check data.path, data.name and the network; for a gated dataset log in with `hf auth login`",
+    ):
         if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
             saved = datasets.load_from_disk(str(folder))
             return saved if isinstance(saved, dict) else {"train": saved}
@@ -170,8 +177,10 @@ def choose_rows(splits: dict[str, Any], key: str, split: str | None, usual: Sequ
             if part.from_ < part.to:
                 rows.append(splits[part.splitname].select(range(part.from_, part.to)))
     if not rows:
-        remedy = f"set it to one of the splits {', '.join(splits)}, or to a part, such as train[90%:]"
-        raise DataError(f"{key}={split} has no rows; {remedy}")
+        raise DataError(
+            f"{key}={split} has no rows; set it to one of the splits {', '.join(splits)}, or to a part, such as "
+            "train[90%:]"
+        )
     return datasets.concatenate_datasets(rows).with_format(None)  # saved datasets keep their format
 
 
@@ -190,8 +199,9 @@ def read_labels(rows: Any, label: str, where: str) -> np.ndarray:
     """The labels (N,), integers or strings, without reading images."""
     kind = getattr(rows.features[label], "dtype", rows.features[label])
     if kind not in LABELS:
-        reason = f"{where} has {kind} in this column, not integers or strings"
-        raise DataError(f"data.label={label}: {reason}; set it to another column")
+        raise DataError(
+            f"data.label={label}: {where} has {kind} in this column, not integers or strings; set it to another column"
+        )
     values = rows.select_columns([label])[:][label]
     if None in values:
         row = values.index(None)

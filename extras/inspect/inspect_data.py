@@ -74,9 +74,8 @@ def main(typed: list[str] | None = None) -> None:
 
 def configured(overrides: list[str]) -> Config:
     Plugins.instance().register(Extras)
-    sentence = f"{' '.join(overrides)} cannot be used"
     with (
-        explained(sentence, "give GROUP=NAME or SECTION.KEY=VALUE"),
+        explained(f"{' '.join(overrides)} cannot be used", "give GROUP=NAME or SECTION.KEY=VALUE"),
         initialize_config_dir(str(ROOT / "conf"), version_base="1.3"),
     ):
         return checked(compose("config", overrides=overrides))

@@ -12,7 +12,8 @@ import torch
 from PIL import ExifTags, Image
 
 from data import optional
-from data.errors import printable
+from data.classes import label_text
+from data.errors import printable, reason_of
 from data.images.crops import CroppedDataset
 from data.images.decoding import whole
 from data.subset import unaugmented
@@ -75,10 +76,9 @@ class Records:
         try:
             return self._read(index, name)
         except Exception as error:  # whatever the dataset raises
-            reason = " ".join(str(error).split()) or type(error).__name__
             labels = optional(self.dataset, "labels")
-            label = "" if labels is None else text_of(labels[index], self.classes)
-            return Record(index, name, label, reason)
+            label = "" if labels is None else label_text(labels[index], self.classes)
+            return Record(index, name, label, reason_of(error))
 
     def _read(self, index: int, name: str) -> Record:
         file = File()
@@ -95,7 +95,7 @@ class Records:
         else:
             value, label = self.value_and_label(self.dataset[index])
             stored = value if self._plain is self.dataset else self.value_and_label(self._plain[index])[0]
-        record = Record(index, name, text_of(label, self.classes), "", file, digest=digest_of(stored))
+        record = Record(index, name, label_text(label, self.classes), "", file, digest=digest_of(stored))
         image = image_of(value)
         original = image_of(stored)
         if image is None or original is None:
@@ -144,16 +144,3 @@ def digest_of(value: Any) -> str:
     digest = blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=16)
     digest.update(array.data if array.size else b"")
     return digest.hexdigest()
-
-
-def text_of(label: Any, classes: Sequence[str]) -> str:
-    """The name of a class, the names of several, a number; of other labels, such as masks, their form."""
-    if label is None:
-        return ""
-    array = np.asarray(label)
-    if array.ndim == 0:
-        is_class = array.dtype.kind in "iu" and int(array) in range(len(classes))
-        return classes[int(array)] if is_class else str(array.item())
-    if array.shape == (len(classes),):
-        return ", ".join(name for name, value in zip(classes, array, strict=True) if value) or "no class"
-    return f"{array.dtype} {array.shape}"

@@ -17,18 +17,20 @@ from torch.nn import functional
 from torch.utils.data import IterableDataset
 
 from data.batch_transform import Normalize
+from data.classes import label_text
 from data.subset import undivided
 from data.transform import Transform, name_of
-from extras.report.curves import number
 from loaders import Random, move, preserved_globals
 from training.page import embedded
 from training.run import Run
+from training.table import shorten
 
 Row = dict[str, Any]  # a row of the table in report.html
 Note = Callable[[str, Any], None]  # gets the name of a stage, and the values after it
 MOST_IMAGES = 8  # that data.transform transforms once more
 MOST_SAMPLES = 32  # whose values are looked at
 MOST_TILES = 16
+LONGEST = 60  # letters of a label
 SIDE = 96  # pixels of a tile, at most
 MOST_VALUES = 4096  # values of a sample, spread over it, among which the most common one is searched
 STUCK = 0.5  # share of the values that a transform may make equal without a warning
@@ -159,18 +161,18 @@ def warnings_of(last: Row, rows: list[Row]) -> list[str]:
 
 def tiles(run: Run, batch: dict[str, Tensor], names: list[str]) -> list[dict[str, str]]:
     """The first images of the batch with their labels, as they were before they were normalised."""
-    images = next((batch[name].float() for name in names if batch[name].ndim == 4), None)
+    normalize = run.data.normalize
+    fields = names if normalize is None else normalize.fields
+    images = next((batch[name].float() for name in fields if batch[name].ndim == 4), None)
     if images is None:
         return []
     images = images[:MOST_TILES]
-    images = images[:, : 3 if images.shape[1] >= 3 else 1]
-    normalize = run.data.normalize
     if normalize is None:
         low, high = images.min(), images.max()
         images = (images - low) / (high - low).clamp(min=1e-12)
     else:
-        mean, std = (torch.tensor(values)[: images.shape[1], None, None] for values in (normalize.mean, normalize.std))
-        images = images * std + mean
+        images = normalize.undone(images)
+    images = images[:, : 3 if images.shape[1] >= 3 else 1]
     scale = SIDE / max(images.shape[2:])
     if scale < 1:
         images = functional.interpolate(images, scale_factor=scale, mode="area")
@@ -180,7 +182,7 @@ def tiles(run: Run, batch: dict[str, Tensor], names: list[str]) -> list[dict[str
     return [
         {
             "source": embedded(png(image)),
-            "label": "" if labels is None else label_text(labels[place], classes),
+            "label": "" if labels is None else shorten(label_text(labels[place], classes), LONGEST),
         }
         for place, image in enumerate(pixels)
     ]
@@ -191,16 +193,3 @@ def png(image: Tensor) -> bytes:
     pixels = image.permute(1, 2, 0).squeeze(2).numpy()
     Image.fromarray(pixels).save(file := io.BytesIO(), format="png")
     return file.getvalue()
-
-
-def label_text(label: Tensor, names: list[str]) -> str:
-    """The name of a class, the names and shares of several, or the number."""
-    if label.shape == (len(names),):
-        shares = sorted(zip(label.tolist(), names, strict=True), key=lambda pair: -pair[0])
-        texts = [f"{name} {share:.0%}" if share < 1 else str(name) for share, name in shares if share > 0]
-        return ", ".join(texts[:3])
-    if label.ndim == 0 and label in range(len(names)):
-        return str(names[int(label)])
-    if label.numel() <= 4:
-        return ", ".join(number(value) for value in label.flatten().tolist())
-    return f"{str(label.dtype).removeprefix('torch.')} {tuple(label.shape)}"

@@ -13,11 +13,11 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -91,23 +91,16 @@ def answers(calls: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, 
     if most == 0:
         return enumerate(call() for call in calls)
     library()  # raises an error in a forked process, which has none of the threads
-    finished: SimpleQueue[tuple[int, Future[T]]] = SimpleQueue()
-
-    def finish(number: int, future: Future[T]) -> None:
-        finished.put((number, future))
-
-    futures = []
+    futures = dict[Future[T], int]()  # with their numbers
     for number, call in enumerate(calls):
         future = Future[T]()
-        future.add_done_callback(partial(finish, number))
-        futures.append(future)
+        futures[future] = number
         _threads(most).put((future, call))
 
     def results() -> Iterator[tuple[int, T]]:
         try:
-            for _ in futures:
-                number, future = finished.get()
-                yield number, future.result()
+            for future in as_completed(futures):
+                yield futures[future], future.result()
         finally:
             for future in futures:
                 future.cancel()

@@ -70,8 +70,10 @@ def read_index_beside(shard: str, version: Version) -> Index | None:
         return None
     index = load(io.BytesIO(content), version)
     if index is None:
-        remedy = f"run `python extras/webdataset/index_tars.py {shard}`"
-        raise DataError(f"{beside} is the index of another tar, or of an earlier version of this one; {remedy}")
+        raise DataError(
+            f"{beside} is the index of another tar, or of an earlier version of this one; run `python "
+            f"extras/webdataset/index_tars.py {shard}`"
+        )
     return index
 
 
@@ -99,8 +101,9 @@ def make_index(shard: str, version: Version) -> Index:
 @contextmanager
 def opened(shard: str, version: Version | None = None, attempts: int = ATTEMPTS) -> Iterator[Any]:
     """Opens a shard as a file. In an object store it is read in blocks, of `version` alone (None: its present one)."""
-    cause = f"{shard} cannot be read as an uncompressed tar"
-    with explained(cause, "unpack or replace it", (OSError, tarfile.TarError)):
+    with explained(
+        f"{shard} cannot be read as an uncompressed tar", "unpack or replace it", (OSError, tarfile.TarError)
+    ):
         if is_remote(shard):
             version = version or object_store.find_version(shard)
             yield io.BufferedReader(RemoteFile(shard, version, attempts), BLOCK)
@@ -200,16 +203,11 @@ def arrange(shard: str, members: Iterable[Member]) -> np.ndarray:
     samples = pair(shard, members)
     if not samples:
         raise DataError(f"{shard} has no images; add some, such as KEY.jpg, where KEY has no dot, or leave it out")
-    names, offsets, sizes, contents = zip(*samples, strict=True)
-    labels = np.array(contents)
-    encoded_names = np.array([os.fsencode(name) for name in names])
-    fields = [("offset", "<u8"), ("bytes", "<u4"), ("label", labels.dtype), ("name", encoded_names.dtype)]
-    index = np.empty(len(samples), fields)
-    index["offset"] = offsets
-    index["bytes"] = sizes
-    index["label"] = labels
-    index["name"] = encoded_names
-    return index
+    rows = [(os.fsencode(name), offset, size, label) for name, offset, size, label in samples]
+    longest_name = max(len(name) for name, *_ in rows)
+    longest_label = max(len(label) for *_, label in rows)
+    fields = [("name", f"S{longest_name}"), ("offset", "<u8"), ("bytes", "<u4"), ("label", f"S{longest_label}")]
+    return np.array(rows, fields)
 
 
 def pair(shard: str, members: Iterable[Member]) -> list[Member]:

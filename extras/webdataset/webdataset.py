@@ -87,17 +87,22 @@ class WebDataset(CroppedDataset):
         self._at_once = requests if any(map(is_remote, shards)) else 0
         self._begun: dict[Any, Files] = {}  # files that were requested: of this batch and the next one, at most
         labels = read_labels(indices)
-        if classes is not None:
+        are_places = False
+        if classes is None:
+            training_labels = labels if train else read_labels(read_indices(find_shards("data.urls", urls)))
+            self.classes = tuple(map(str, np.unique(training_labels)))
+        else:
             self.classes = read_classes(classes)
             if have_numbers(self.classes):
                 labels = np.char.decode(joined(indices, "label"), "utf-8")
-            values = np.arange(len(self.classes)) if labels.dtype.kind == "i" else np.array(self.classes)
-        else:
-            training_labels = labels if train else read_labels(read_indices(find_shards("data.urls", urls)))
-            values = np.unique(training_labels)
-            self.classes = tuple(str(value) for value in values)
-        remedy = "change the label, or set data.classes to a list of all classes"
-        self.labels = class_indices(labels, values, self.path, remedy)
+            are_places = labels.dtype.kind == "i"
+        self.labels = class_indices(
+            labels,
+            self.classes,
+            self.path,
+            "change the label, or set data.classes to a list of all classes",
+            are_places,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_begun": {}}
@@ -213,8 +218,10 @@ def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
     for url in [urls] if isinstance(urls, str) else urls:
         if is_remote(url):
             if re.match(r"\w+://[^/]*@|https?://.*\?", url):
-                remedy = "leave it out, and set credentials in the environment, for s3://, gs:// or az://"
-                raise DataError(f"{key} has a URL with a password or a signature, which would be logged; {remedy}")
+                raise DataError(
+                    f"{key} has a URL with a password or a signature, which would be logged; leave it out, and set "
+                    "credentials in the environment, for s3://, gs:// or az://"
+                )
             if "*" in url:
                 raise DataError(f"{key}={url}: wildcards are for local files; write braces, such as {{00..09}}")
             shards += expand_braces(url)

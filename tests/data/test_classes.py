@@ -109,11 +109,11 @@ def test_each_sample_keeps_the_name_of_its_class_whatever_the_order_and_the_case
 @given(brought())
 def test_labels_that_are_names_are_compared_as_the_names_of_classes_are(case):
     classes, names, spelled, labels = case
-    numbers = class_indices(np.array([spelled[label] for label in labels]), np.array(classes), str, "")
+    numbers = class_indices(np.array([spelled[label] for label in labels]), classes, str, "")
     assert numbers.tolist() == [classes.index(names[label]) for label in labels]
     both = [*classes, "APPLE"]  # "Apple" may be either
     with refused("^0 has the label Apple, which is not one of the classes .*APPLE; correct it"):
-        class_indices(np.array(["Apple"]), np.array(both), str, "correct it")
+        class_indices(np.array(["Apple"]), both, str, "correct it")
 
 
 @given(brought())

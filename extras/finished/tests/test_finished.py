@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from data.batch_transform import Normalize
 from data.subset import Subset
 from extras.finished import evaluate, export, predict
 from extras.finished.evaluation import MISTAKES, Evaluation
@@ -248,7 +249,7 @@ def test_the_best_checkpoint_is_used_else_the_newest(trained, tmp_path):
 
 
 def test_the_table_and_the_mistakes_are_those_of_the_predictions():
-    evaluation = Evaluation(["a", "b", "c"], "image", [0.5], [0.25])
+    evaluation = Evaluation(["a", "b", "c"], Normalize([0.5], [0.25]))
     images = torch.tensor([0.0, 51.0, 102.0, 255.0]).view(4, 1, 1, 1)
     probabilities = torch.tensor([[0.8, 0.2, 0.0], [0.9, 0.1, 0.0], [0.4, 0.6, 0.0], [0.6, 0.4, 0.0]])
     evaluation.add({"image": (images / 255 - 0.5) / 0.25}, torch.tensor([0, 1, 1, 1]), probabilities)
@@ -258,7 +259,7 @@ def test_the_table_and_the_mistakes_are_those_of_the_predictions():
     assert c == {"class": "c", "images": 0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
     assert [int(mistake.image.item()) for mistake in evaluation.mistakes] == [51, 255], "the least probable first"
     assert evaluation.mistakes[0].predicted_probability == pytest.approx(0.9)
-    many = Evaluation(range(100_000), "image", [0.5], [0.25])  # a matrix of them would take 80 GB
+    many = Evaluation(range(100_000), Normalize([0.5], [0.25]))  # a matrix of them would take 80 GB
     many.add({"image": images}, torch.tensor([0, 1, 1, 1]), probabilities)
     assert [row["images"] for row in many.by_class()[:3]] == [1, 3, 0] and many.draw_confusion() is None
     of_truth = torch.from_numpy(np.random.default_rng(0).permutation(60) / 200)
