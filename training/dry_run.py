@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from data import attribute_of, read_flag
+from data import attribute_of
 from data.transform import form_of
 from loaders import ExpectedError, Random, move, tensors
 from training.config import ConfigError
@@ -23,7 +23,7 @@ from training.datasets import Datasets
 from training.metrics import Means, joined
 from training.optimizer import weights_of
 from training.parts import repeated, rows_of
-from training.tasks import DIRECTIONS, Batch, setting_of
+from training.tasks import Batch, is_better_higher, setting_of
 from training.trainer import Trainer, evaluating, located
 
 log = logging.getLogger(__name__)
@@ -234,12 +234,7 @@ def direction_of(trainer: Trainer) -> bool:
     """Whether a higher task.metric is better: as the task says, the metric itself, or the metric's name."""
     task = trainer.task
     metric = None if task.metric in task.extra_scores else trainer.metrics.metric_of(task.metric)
-    says = (attribute_of(each, "higher_is_better") for each in (task, metric))
-    for answer in (*says, DIRECTIONS.get(task.metric.lower())):
-        direction = read_flag(answer, None)
-        if direction is not None:
-            return direction
-    raise ConfigError(f"task.metric={task.metric}: say which is the best: task.higher_is_better=true or false")
+    return is_better_higher(task.metric, *(attribute_of(each, "higher_is_better") for each in (task, metric)))
 
 
 def naming_batch(what: str, batch: Batch) -> AbstractContextManager[None]:

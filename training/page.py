@@ -4,8 +4,12 @@ Invariant: all values are escaped. Jinja, which torch needs too, is imported onl
 """
 
 import base64
+import io
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from training.files import write_whole
 
@@ -22,3 +26,11 @@ def write_page(path: Path, template: Path, **values: Any) -> None:
 def embedded(picture: bytes, kind: str = "png") -> str:
     """The picture as the address of an image in a page."""
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+
+
+def thumbnail(pixels: np.ndarray, side: int) -> str:
+    """An image, uint8 (H, W, C), as the address of a picture of at most `side` x `side` pixels: in colour, or grey."""
+    picture = Image.fromarray(np.ascontiguousarray(pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., 0]))
+    picture.thumbnail((side, side))
+    picture.save(file := io.BytesIO(), "PNG")
+    return embedded(file.getvalue())

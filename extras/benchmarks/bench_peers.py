@@ -73,13 +73,8 @@ def measure(row: str, arguments: Any, root: Path, folder: Path, left: dict[str, 
     peer = ROWS[row][0]
     python = ENVIRONMENTS / peer / "bin/python" if peer in PEERS else Path(sys.executable)
     if python.exists():
-        options = (
-            f"--workers={arguments.workers}",
-            f"--seconds={arguments.seconds}",
-            f"--turn={row}",
-            f"--data-root={root}",
-        )
-        command = [str(python), __file__, *options]
+        settings = (f"--workers={arguments.workers}", f"--seconds={arguments.seconds}", f"--data-root={root}")
+        command = [python, __file__, f"--turn={row}", *settings]
         done = run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode == 0:
             return json.loads(done.stdout.splitlines()[-1])

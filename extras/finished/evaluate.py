@@ -35,13 +35,11 @@ from training.trainer import Trainer
 
 def main(typed: list[str] | None = None) -> dict[str, Any]:
     """Returns the content of evaluation.json."""
-    options = parser(__doc__)
-    options.add_argument("overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR")
+    options = parser(__doc__, "folder to write to; default: RUN/evaluation/SPLIT")
     options.add_argument("--split", choices=SPLITS, default="test", help="which samples; default: test")
-    options.add_argument("--out", type=Path, help="folder to write to; default: RUN/evaluation/SPLIT")
     arguments = options.parse_intermixed_args(typed)
 
-    run = FinishedRun(arguments.run, arguments.overrides)
+    run = FinishedRun(arguments.run, arguments.others)
     dataset = run.dataset(arguments.split)
     samples, scores, evaluation = evaluate(run, dataset)
     result = {"checkpoint": str(run.path), "step": run.step, "split": arguments.split, "samples": samples, **scores}

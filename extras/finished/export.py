@@ -62,13 +62,11 @@ Exported = Callable[..., Any]  # from the inputs to the outputs, of tensors
 
 def main(typed: list[str] | None = None) -> Path:
     """Returns the path of the exported network."""
-    options = parser(__doc__)
-    options.add_argument("overrides", nargs="*", default=[], help="settings to replace, such as data.root=DIR")
+    options = parser(__doc__, "folder to write to; default: RUN/export")
     options.add_argument("--format", choices=CALLS, default="pt2", help="default: pt2, a program of torch.export")
-    options.add_argument("--out", type=Path, help="folder to write to; default: RUN/export")
     arguments = options.parse_intermixed_args(typed)
 
-    run = FinishedRun(arguments.run, [*arguments.overrides, "device=cpu"], for_new_images=True)
+    run = FinishedRun(arguments.run, [*arguments.others, "device=cpu"], for_new_images=True)
     out: Path = arguments.out or run.folder / "export"
     inputs = example(run)
     model = run.trainer.model.to(memory_format=torch.contiguous_format)

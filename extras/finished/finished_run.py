@@ -182,8 +182,18 @@ def saying_what_has_moved(data: dict[str, Any]) -> Iterator[None]:
         raise ConfigError(f"{text}; if the data have moved, give {' '.join(moved)}") from error
 
 
-def parser(about: str | None) -> ArgumentParser:
-    """A parser with the argument that all three programs have. about: the program's docstring, shown as help."""
+OVERRIDES = ("KEY=VALUE", "settings to replace, such as data.root=DIR")
+
+
+def parser(about: str | None, out: str, others: tuple[str, str] = OVERRIDES) -> ArgumentParser:
+    """A parser with the arguments that all three programs have.
+
+    about: the program's docstring, shown as help. out: the help of --out. others: the name and the help of the
+    arguments after the run.
+    """
+    name, meaning = others
     options = script.parser(about)
     options.add_argument("run", type=lambda path: Path(path).expanduser(), help="a run's folder, or a checkpoint file")
+    options.add_argument("others", nargs="*", default=[], metavar=name, help=meaning)
+    options.add_argument("--out", type=Path, help=out)
     return options

@@ -41,14 +41,15 @@ TOP = 5  # classes of a row
 
 def main(typed: list[str] | None = None) -> Path:
     """Returns the path of the table."""
-    options = parser(__doc__)
-    inputs_help = "images, folders, .txt files with a path per line; KEY=VALUE replaces a setting of the run"
-    options.add_argument("inputs", nargs="*", default=[], help=inputs_help)
+    options = parser(
+        __doc__,
+        "file to write; .csv or .jsonl is added; default: RUN/predictions",
+        ("INPUT", "images, folders, .txt files with a path per line; KEY=VALUE replaces a setting of the run"),
+    )
     options.add_argument("--split", choices=SPLITS, default="test", help="of a dataset; default: test")
-    options.add_argument("--out", type=Path, help="file to write; .csv or .jsonl is added; default: RUN/predictions")
     arguments = options.parse_intermixed_args(typed)
-    overrides = [text for text in arguments.inputs if "=" in text and not Path(text).exists()]
-    inputs = [text for text in arguments.inputs if text not in overrides]
+    overrides = [text for text in arguments.others if "=" in text and not Path(text).exists()]
+    inputs = [text for text in arguments.others if text not in overrides]
 
     run = FinishedRun(arguments.run, overrides, for_new_images=bool(inputs))
     if inputs:

@@ -6,7 +6,6 @@
 The settings are those of train.py. The exit code is 1 if a sample cannot be read, or the settings cannot be used.
 """
 
-import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 from hydra import compose, initialize_config_dir
 from hydra.core.plugins import Plugins
-from PIL import Image
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -33,7 +31,7 @@ from training.config import ROOT, Config, ConfigError, checked
 from training.datasets import build_data, take_share
 from training.files import write_whole
 from training.launch import Extras
-from training.page import embedded, write_page
+from training.page import thumbnail, write_page
 from training.preprocessing import preprocessing_of
 from training.script import parser, run_script
 
@@ -143,14 +141,10 @@ def picture(samples: Records, read: Read) -> str:
     value, _ = samples.value_and_label(samples.dataset[read.record.number])
     image = image_of(value)
     assert image is not None
-    image = image[..., :3] if image.shape[2] >= 3 else image[..., 0]
     if image.dtype != np.uint8:
         low, high = float(image.min()), float(image.max())
         image = (255 * (image - low) / (high - low or 1)).astype(np.uint8)
-    shown = Image.fromarray(np.ascontiguousarray(image))
-    shown.thumbnail((SIDE, SIDE))
-    shown.save(file := io.BytesIO(), "PNG")
-    return embedded(file.getvalue())
+    return thumbnail(image, SIDE)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,12 @@ random generators change.
 """
 
 import copy
-import io
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.data import IterableDataset
 
 from data.batch_transform import Normalize
@@ -21,7 +18,7 @@ from data.classes import label_text
 from data.subset import undivided
 from data.transform import Transform, name_of
 from loaders import Random, move, preserved_globals
-from training.page import embedded
+from training.page import thumbnail
 from training.run import Run
 from training.table import shorten
 
@@ -172,24 +169,13 @@ def tiles(run: Run, batch: dict[str, Tensor], names: list[str]) -> list[dict[str
         images = (images - low) / (high - low).clamp(min=1e-12)
     else:
         images = normalize.undone(images)
-    images = images[:, : 3 if images.shape[1] >= 3 else 1]
-    scale = SIDE / max(images.shape[2:])
-    if scale < 1:
-        images = functional.interpolate(images, scale_factor=scale, mode="area")
-    pixels = (255 * images.clamp(0, 1)).round().byte().contiguous()
+    pixels = (255 * images.clamp(0, 1)).round().byte().permute(0, 2, 3, 1).numpy()
     labels = batch.get(run.data.task.label or "")
     classes = run.data.classes or []
     return [
         {
-            "source": embedded(png(image)),
+            "source": thumbnail(image, SIDE),
             "label": "" if labels is None else shorten(label_text(labels[place], classes), LONGEST),
         }
         for place, image in enumerate(pixels)
     ]
-
-
-def png(image: Tensor) -> bytes:
-    """uint8 (C, H, W), of one channel or three, as a file."""
-    pixels = image.permute(1, 2, 0).squeeze(2).numpy()
-    Image.fromarray(pixels).save(file := io.BytesIO(), format="png")
-    return file.getvalue()

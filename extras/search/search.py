@@ -10,9 +10,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from data import attribute_of, read_flag
+from data import attribute_of
 from training.build import any_target, named_sections, target_of
-from training.config import ConfigError
 from training.processes import world_size
 from training.table import table
 
@@ -51,7 +50,7 @@ def prepare(config: DictConfig) -> None:
 
 def direction_of(task: DictConfig) -> str:
     """Whether the score that chooses the best checkpoint is better if it is higher."""
-    from training.tasks import DIRECTIONS
+    from training.tasks import is_better_higher
 
     section: Any = OmegaConf.to_container(task)
     with any_target():
@@ -59,15 +58,8 @@ def direction_of(task: DictConfig) -> str:
         metrics = named_sections("task.metrics", section.get("metrics"))
         metric = section.get("metric") or target.metric
         measured = target_of(f"task.metrics.{metric}", metrics[metric]).func if metric in metrics else target
-    choices = (
-        section.get("higher_is_better"),
-        attribute_of(measured, "higher_is_better"),
-        DIRECTIONS.get(metric.lower()),
-    )
-    for is_higher in (read_flag(choice, None) for choice in choices):
-        if is_higher is not None:
-            return "maximize" if is_higher else "minimize"
-    raise ConfigError(f"task.metric={metric}: say which is the best: hydra.sweeper.direction=maximize or minimize")
+    is_higher = is_better_higher(metric, section.get("higher_is_better"), attribute_of(measured, "higher_is_better"))
+    return "maximize" if is_higher else "minimize"
 
 
 def trials_of(study: str, storage: str) -> list[Any]:
