@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from data.errors import check_choice
 from training import script
-from training.config import ConfigError
 
 ROUNDS = 3
 
@@ -29,10 +28,10 @@ def parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def chosen(option: str, text: str | None, choices: Collection[str]) -> list[str]:
-    """The names in `text`, separated by commas; None: all choices. Raises ConfigError for an unknown name."""
+    """The names in `text`, separated by commas; None: all choices. Raises DataError for an unknown name."""
     names = text.split(",") if text else list(choices)
     for name in names:
-        check_choice(option, name, choices, ConfigError)
+        check_choice(option, name, choices)
     return names
 
 

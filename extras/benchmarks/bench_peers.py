@@ -74,7 +74,7 @@ def measure(row: str, arguments: Any, root: Path, folder: Path, left: dict[str, 
     python = ENVIRONMENTS / peer / "bin/python" if peer in PEERS else Path(sys.executable)
     if python.exists():
         settings = (f"--workers={arguments.workers}", f"--seconds={arguments.seconds}", f"--data-root={root}")
-        command = [python, __file__, f"--turn={row}", *settings]
+        command = [str(python), __file__, f"--turn={row}", *settings]
         done = run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode == 0:
             return json.loads(done.stdout.splitlines()[-1])

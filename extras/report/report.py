@@ -31,7 +31,7 @@ from data.errors import Range, check_range
 from extras.report import first_batch, page
 from extras.report.free_data import measure_free_steps
 from loaders import Accelerator, LoaderStats, Window
-from training.config import ROOT, ConfigError, checked, flat
+from training.config import ROOT, checked, flat
 from training.files import write_whole
 from training.results import git_commit, only_warns, plain, sentence_of, versions
 from training.run import Run
@@ -52,7 +52,7 @@ class Report:
     """
 
     def __init__(self, seconds: float = 2.0) -> None:
-        check_range("callbacks.report.seconds", seconds, Range(0), ConfigError)
+        check_range("callbacks.report.seconds", seconds, Range(0))
         self.seconds = seconds
 
     def on_start(self, run: Run) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from data.errors import Range, check_range
 from loaders import StepTimer, Timeline
-from training.config import ConfigError
 from training.figure import INK, new_figure, png
 from training.files import write_whole
 from training.run import Run
@@ -31,7 +30,7 @@ class TimelinePicture:
     """Records `steps` steps after the warm-up, and writes both files when the run ends; 0: none."""
 
     def __init__(self, steps: int = 0) -> None:
-        check_range("callbacks.timeline.steps", steps, Range(0), ConfigError)
+        check_range("callbacks.timeline.steps", steps, Range(0))
         self.steps = steps
         self.timeline: Timeline | None = None
 
