@@ -33,6 +33,10 @@ NOT_REPEATABLE = (
     "differ: it depends on a counter, the time, or a generator made while a sample is read, such as default_rng() "
     "without a seed; draw from the global generators (docs/data.md)"
 )
+RANDOM_TEST = (
+    "%s gives other test samples with other random numbers, so the scores of equal weights differ from one evaluation "
+    "to the next: augment for train=True alone, and let what is drawn for a test sample depend on its index"
+)
 MOST_AS_TEXT = 10**7  # above this many numbers, as masks have, their text would take 15 times their memory
 
 
@@ -42,7 +46,7 @@ def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> 
     A test of a dataset: check_dataset(Plankton(train=False), Classification(Plankton)). Raises DataError.
     Its `read_batch`, if it has one, must write what `__getitem__` returns, so give it one without random augmentation.
     """
-    first, doubled, _ = read_first(dataset, collate)
+    first, doubled, _ = read_first((dataset, False), collate)
     batch = check_batch(first, doubled, dataset, task)
     if collate is None and offers(dataset, "read_batch"):
         indices = np.arange(min(2, len(dataset)))
@@ -58,12 +62,13 @@ def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> 
 
 
 def first_batches(datasets: list[Any], task: Task, collate: Callable | None, config: Config) -> list[Batch]:
-    """The first batch of each dataset. If a worker reads it, this process opens none of their files."""
+    """The first batches of the training and the test set. If a worker reads them, this process opens no files."""
     workers = 1 if config.loader.num_workers != 0 or any(map(is_stream, datasets)) else 0
     read = partial(read_first, collate=collate, skips=config.loader.on_error == "skip")
     settings: dict[str, Any] = {"num_workers": workers, "timeout": config.loader.timeout}
     settings["multiprocessing_context"] = config.loader.start_method
-    with WorkerLoader(datasets, None, seed=config.seed, collate_fn=read, **settings) as loader:
+    sets = [*zip(datasets, (False, True), strict=True)]
+    with WorkerLoader(sets, None, seed=config.seed, collate_fn=read, **settings) as loader:
         read_batches: Any = list(loader)
     for sentence in {sentence: None for *_, sentences in read_batches for sentence in sentences}:
         log.warning(sentence)
@@ -71,10 +76,11 @@ def first_batches(datasets: list[Any], task: Task, collate: Callable | None, con
     return [check_batch(batch, doubled, dataset, task) for (batch, doubled, _), dataset in checked]
 
 
-def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> tuple[Any, Any, list[str]]:
+def read_first(of: tuple[Any, bool], collate: Callable | None, skips: bool = False) -> tuple[Any, Any, list[str]]:
     """A batch of the first two samples, or of the only one, the lengths of the tensors of one of them twice, and
-    warnings of what is not the same again.
+    warnings of what is not the same again. of: a dataset, and whether it is the test set.
     """
+    dataset, is_test = of
     name = type(dataset).__name__
     if not (is_stream(dataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
         raise DataError(f"{name} needs __len__ and __getitem__, or has to be an IterableDataset")
@@ -84,7 +90,7 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> t
             dataset[0]
     if not samples:
         raise DataError(f"{name} has no samples: check the files that it reads")
-    sentences = [] if is_stream(dataset) or is_repeatable(dataset, collate, len(samples)) else [NOT_REPEATABLE % name]
+    sentences = [] if is_stream(dataset) else unrepeatable(dataset, is_test, collate, len(samples))
     if collate is not None:
         copies: list[Any] = []
         with suppress(Exception):  # of samples that cannot be copied
@@ -93,7 +99,7 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> t
         if not copies:
             return batch, lengths_of(batch), sentences
         if not are_same(batch, collate(copies[0])):
-            sentences.append(RANDOM_COLLATE)
+            sentences = [RANDOM_COLLATE]
         return batch, lengths_of(collate(copies[1] + copies[2])), sentences
     remedy = (
         "return tensors, arrays or numbers from __getitem__, end data.transform with a crop or a resize to one size, "
@@ -103,10 +109,9 @@ def read_first(dataset: Any, collate: Callable | None, skips: bool = False) -> t
         return default_collate(samples), lengths_of(default_collate([*samples, *samples])), sentences
 
 
-def is_repeatable(dataset: Any, collate: Callable | None, count: int) -> bool:
-    """Whether the first `count` samples are the same when they are read again with the same random numbers.
-
-    If they cannot be read so, which says why later, they count as the same.
+def unrepeatable(dataset: Any, is_test: bool, collate: Callable | None, count: int) -> list[str]:
+    """Warns if the first `count` samples are others when they are read again, with the same random numbers or, of a
+    test set, with other ones. If they cannot be read so, which is said later, there is no warning.
     """
 
     def make_batch(samples: list[Any]) -> Any:
@@ -114,10 +119,15 @@ def is_repeatable(dataset: Any, collate: Callable | None, count: int) -> bool:
 
     batches = []
     with suppress(Exception):
-        for _ in range(2):
-            with WorkerLoader(dataset, count, sampler=range(count), seed=0, collate_fn=make_batch) as loader:
+        for seed in (0, 0, int(is_test)):
+            with WorkerLoader(dataset, count, sampler=range(count), seed=seed, collate_fn=make_batch) as loader:
                 batches += list(loader)
-    return len(batches) < 2 or are_same(*batches)
+        first, again, other = batches
+        if not are_same(first, again):
+            return [NOT_REPEATABLE % type(dataset).__name__]
+        if not are_same(first, other):
+            return [RANDOM_TEST % type(dataset).__name__]
+    return []
 
 
 def are_same(batch: Any, other: Any) -> bool:

@@ -117,7 +117,7 @@ def try_evaluation(trainer: Trainer, batch: Batch) -> list[str]:
     """Evaluates the first test samples. Returns the names of the scores and of the metrics' values."""
     what = f"{names_of(trainer)} cannot use the first test samples"
     with naming_batch(f"{what}, or {type(trainer).__name__}.evaluation_step returns no scores by name", batch):
-        scores = trainer.evaluation_step(batch)
+        again, scores = (trainer.evaluation_step(dict(batch)) for _ in range(2))
         names = [*scores.keys()]
     try:
         names = [*joined(scores, trainer.metrics.compute())]
@@ -127,11 +127,23 @@ def try_evaluation(trainer: Trainer, batch: Batch) -> list[str]:
         log.warning("%s; the first samples may be too few to compute it", error)
         if trainer.metrics.metric_of(trainer.task.metric):  # compute() may work on more samples
             names.append(trainer.task.metric)
+    if not all(are_equal(scores[name], again[name]) for name in scores.keys() & again.keys()):
+        log.warning(
+            "%s gives other scores when the same test samples are evaluated again: in evaluation mode it draws random "
+            "numbers, as F.dropout(x) does without training=self.training, or it changes itself",
+            type(trainer.model).__name__,
+        )
     if "loss" in scores:
         trainer.evaluation_loss_is_sum = is_sum(
             trainer, scores["loss"], lambda batch: trainer.evaluation_step(batch)["loss"], batch
         )
     return names
+
+
+def are_equal(ours: Any, theirs: Any) -> bool:
+    """Whether two scores are equal, but for how a device may round from call to call."""
+    one, other = (torch.as_tensor(score).double().cpu() for score in (ours, theirs))
+    return torch.allclose(one, other, rtol=1e-2, atol=1e-3, equal_nan=True)
 
 
 def is_sum(trainer: Trainer, loss: Any, step: Callable[[Batch], Any], batch: Batch) -> bool | None:

@@ -356,6 +356,19 @@ class FromLightning(nn.Linear):
 NETWORK = f"model._target_={__name__}.FromLightning"
 
 
+class Forgetful(nn.Module):
+    """`fault`: "a layer" that forward does not use, or dropout that is "always" on."""
+
+    def __init__(self, num_classes, fault, **_):
+        super().__init__()
+        self.fault = fault
+        self.last = nn.Linear(8 * 8 * 3, num_classes)
+        self.other = nn.Linear(2, 2) if fault == "layer" else None
+
+    def forward(self, images):
+        return nn.functional.dropout(self.last(images.flatten(1)), training=self.training or self.fault == "dropout")
+
+
 def test_weights_in_float16_are_refused(tmp_path, error):
     with error("model.weight is trained in float16", "train.precision=fp16"):
         train(tmp_path, NETWORK, "+model.dtype=float16")
@@ -364,6 +377,14 @@ def test_weights_in_float16_are_refused(tmp_path, error):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (
+            f"model._target_={__name__}.Forgetful +model.fault=layer",
+            "2 trainable weights have no gradient in the first",
+        ),
+        (
+            f"model._target_={__name__}.Forgetful +model.fault=dropout",
+            "Forgetful gives other scores when the same test",
+        ),
         (NETWORK, "FromLightning has training_step, which training does not call"),
         (f"{NETWORK} +model.dtype=bfloat16 callbacks.ema.decay=0.9", "there are weights of torch.bfloat16"),
         (f"data._target_={__name__}.SplitsItself", "a parameter val_fraction"),

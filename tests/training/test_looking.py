@@ -225,6 +225,7 @@ UNSEEDED = ("by_a_counter", "from_a_new_generator", "from_a_child_of_a_generator
 def test_a_dataset_that_gives_other_samples_from_the_same_random_numbers_is_named_once(tmp_path, caplog, how):
     train(tmp_path, f"{IMAGES} data._target_={__name__}.Drawing +data.how={how} train.epochs=1")
     assert caplog.text.count("Drawing gives other samples") == (how in UNSEEDED)
+    assert caplog.text.count("Drawing gives other test samples") == (how in SEEDED and how != "never")
 
 
 class Overwrites:
