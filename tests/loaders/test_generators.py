@@ -3,9 +3,8 @@
 import itertools
 import random
 import sys
-from collections import UserList, deque
+from collections import UserList
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache, partial, reduce
 from types import ModuleType, SimpleNamespace
 
@@ -214,16 +213,8 @@ class Attributes:
         return value + self.drawn(self.hidden)
 
 
-@dataclass
-class Held:
-    generator: np.random.Generator
-
-
 CONTAINERS = {
-    "dict": lambda generator: {"generators": {"a": generator}},
-    "deque": lambda generator: deque([[generator]]),
     "set": lambda generator: {generator},
-    "dataclass": Held,
     "long list": lambda generator: [(0, InClass)] * 100 + [(1, generator)],
     "user's list": lambda generator: UserList([generator]),
     "30 lists": lambda generator: reduce(lambda inner, _: [inner], range(30), generator),
@@ -233,10 +224,8 @@ GLOBAL = {name: contain(new()) for name, contain in CONTAINERS.items()}
 
 def draw_from(hidden):
     """Draws from the generator that is the last in a container, or in the container that is the last in it."""
-    while not isinstance(hidden, np.random.Generator):
-        hidden = hidden.generator if isinstance(hidden, Held) else hidden
-        hidden = hidden.values() if isinstance(hidden, dict) else hidden
-        hidden = [*hidden][-1] if isinstance(hidden, Iterable) else hidden
+    while isinstance(hidden, Iterable):
+        *_, hidden = hidden
     return hidden.random()
 
 

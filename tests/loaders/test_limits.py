@@ -73,19 +73,6 @@ def test_the_pages_of_rare_large_batches_are_given_back():
         assert held() - before < 20 * MB
 
 
-def test_breaking_off_an_epoch_leaves_no_descriptor_open(seed):
-    def use():
-        for _ in WorkerLoader(Sized([1000] * 64), 4, num_workers=2, seed=seed):
-            break
-        gc.collect()
-
-    use()
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        use()
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 def mappings(pid):
     return Path(f"/proc/{pid}/maps").read_text().count("memfd:loader")
 

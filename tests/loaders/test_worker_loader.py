@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from enum import Enum
 from itertools import islice
 from operator import attrgetter, itemgetter, methodcaller
 
@@ -31,11 +30,6 @@ def test_auto_takes_a_worker_for_each_core_and_the_bytes_are_the_same():
     loader = WorkerLoader(Noisy(20), 3, seed=7, num_workers="auto", prefetch_factor="auto")
     assert loader.num_workers == available_cores()
     assert epochs(loader) == epochs(WorkerLoader(Noisy(20), 3, seed=7))
-
-
-class Colour(Enum):
-    RED = 1
-    BLUE = 2
 
 
 @dataclass
@@ -83,7 +77,6 @@ first = itemgetter(0)
 fill = methodcaller("fill_", 2)
 LEVELS = {  # a part of a dataset, its level, and what changes that to 2, or returns what takes its place
     "number": (lambda: Part(1), level, set_level),
-    "text": (lambda: "1", float, lambda part: "2"),
     "private": (lambda: Part(1), lambda part: getattr(part, "_level", 1), lambda part: setattr(part, "_level", 2)),
     "numpy's number": (lambda: np.float32(1), float, lambda part: np.float32(2)),
     "item of an array": (lambda: np.ones(60_000), itemgetter(77), methodcaller("__setitem__", 77, 2)),
@@ -98,10 +91,8 @@ LEVELS = {  # a part of a dataset, its level, and what changes that to 2, or ret
         first,
         methodcaller("fill", 2),
     ),
-    "shared tensor": (lambda: torch.ones(2).share_memory_(), first, fill),
     "parameter": (lambda: torch.nn.Parameter(torch.ones(2)), first, lambda part: torch.nn.init.constant_(part, 2)),
     "bfloat16": (lambda: torch.ones(3).bfloat16(), first, fill),
-    "enum": (lambda: Colour.RED, attrgetter("value"), lambda part: Colour.BLUE),
     "tuple": (lambda: (Part((0, 1)),), lambda part: part[0].level[1], lambda part: setattr(part[0], "level", (0, 2))),
     "slot": (lambda: Slotted(1), level, set_level),
     "object": (lambda: Part(1), level, lambda part: Part(2)),

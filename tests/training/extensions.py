@@ -59,7 +59,6 @@ class Faulty(Images):
             "other test images": (image if self.train else image[:6], label),
             "grey test images": (image if self.train else image[..., :1], label),
             "no channel": (image[..., 0], label),
-            "channels first": (image.permute(2, 0, 1), label),
             "a picture": (Image.fromarray(image.numpy()), label),
             "negative strides": (image.numpy()[::-1], label),
             "doubles": (image.permute(2, 0, 1).double(), label),

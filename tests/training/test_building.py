@@ -56,16 +56,17 @@ def test_a_module_that_draws_at_its_import_has_the_same_numbers_in_each_process_
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "keys", "said"),
     [
-        ("WithoutTrain", "data: .*WithoutTrain .*'train'"),
-        ("Nothing", "data: .*Nothing .*'train'"),
-        ("NeedsSize", "data: .*NeedsSize .*'size'.*data.KEY=VALUE"),
+        ("WithoutTrain", {}, "data: .*WithoutTrain .*'train'"),
+        ("Nothing", {}, "data: .*Nothing .*'train'"),
+        ("NeedsSize", {}, "data: .*NeedsSize .*'size'.*data.KEY=VALUE"),
+        ("NeedsSize", {"train": "a.csv", "size": 3}, "data.train=a.csv"),
     ],
 )
-def test_a_dataset_that_cannot_be_called_as_it_is_is_a_sentence(name, said):
+def test_a_dataset_that_cannot_be_called_as_it_is_is_a_sentence(name, keys, said):
     with refused(said):
-        build_data("data", {"_target_": f"{__name__}.{name}"}, {}, 0, train=True)
+        build_data("data", {"_target_": f"{__name__}.{name}", **keys}, {}, 0, train=True)
 
 
 def test_a_class_that_takes_no_positional_argument_is_a_sentence():
@@ -151,11 +152,6 @@ class Broken(nn.Module):
 def test_a_fault_in_a_constructor_of_a_fork_keeps_its_traceback_also_inside_one_of_ours(tmp_path, fault, kind):
     with pytest.raises(kind):
         train(tmp_path, f"model._target_={__name__}.Broken +model.fault='{fault}'")
-
-
-def test_a_dataset_has_no_key_train():
-    with refused("data.train=a.csv"):
-        build_data("data", {"_target_": f"{__name__}.NeedsSize", "train": "a.csv", "size": 3}, {}, 0, train=True)
 
 
 @pytest.mark.parametrize(

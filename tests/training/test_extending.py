@@ -218,7 +218,7 @@ def test_from_the_command_line_to_the_gradients_are_six_frames_of_ours(command):
     assert len(ours) == 6 and "in backward" in ours[-1], last
 
 
-@pytest.mark.parametrize("name", ["step", "epoch", "lr", "loss", "accuracy", "test_accuracy", "test_loss"])
+@pytest.mark.parametrize("name", ["step", "lr", "accuracy", "test_loss"])
 def test_what_is_logged_may_not_have_the_name_of_another_key_of_metrics(tmp_path, error, name):
     with error(f"'{name}'"):
         train(tmp_path, f"+callbacks.logs={{_target_: {__name__}.Logs, name: {name}}}")
@@ -251,7 +251,7 @@ def test_a_run_that_goes_on_with_another_schedule_keeps_no_momentum_of_the_earli
 
 
 TAKEN = {  # by a subclass, for something else
-    **{name: {"a": []} for name in ("metrics", "means", "settings", "logged", "progress", "task")},
+    **{name: {"a": []} for name in ("metrics", "logged", "task")},
     "evaluate": lambda outputs, labels: {},
     "log": lambda text: None,
     "loss_of": lambda outputs, labels: 0,

@@ -143,30 +143,27 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_and_says_once_that_it_has_no
 
 
 def test_a_run_says_how_many_samples_of_its_validation_set_its_checkpoint_was_trained_on(tmp_path, caplog):
-    small = [IMAGES, "data.val_fraction=0.1", "train.epochs=1"]
-    train(tmp_path / "run", *small)
+    def said(name, start, fraction=0.1):
+        caplog.clear()
+        train(tmp_path / name, IMAGES, start, f"data.val_fraction={fraction} train.epochs=2")
+        return caplog.text
+
+    train(tmp_path / "run", IMAGES, "data.val_fraction=0.1 train.epochs=1")
     resume = f"train.resume={tmp_path}/run/checkpoints/last.pt"
-    train(tmp_path / "same", *small, resume, "train.epochs=2")
-    assert "validation set has changed" not in caplog.text
-    train(tmp_path / "larger", *small, resume, "train.epochs=2", "data.val_fraction=0.3")
+    assert "validation set has changed" not in said("same", resume)
     before, larger = (len(split(range(64), fraction)[1]) for fraction in (0.1, 0.3))
     sentence = f"trained on {larger - before} of its {larger} samples"
-    assert sentence in caplog.text
-    caplog.clear()
-    train(tmp_path / "weights", *small, f"train.init_from={tmp_path}/run", "data.val_fraction=0.3")
-    assert sentence in caplog.text
+    assert sentence in said("larger", resume, 0.3)
+    assert sentence in said("weights", f"train.init_from={tmp_path}/run", 0.3)
     state = checkpoint(tmp_path / "run")
-    trained = state["data"]["trained"]
+    trained = state["data"].pop("trained")
+    changed = tmp_path / "changed.pt"
+    torch.save(state, changed)
+    assert said("earlier", f"train.resume={changed}").count("chose its samples by position") == 1
+    validate = 64 - len(trained)
     for renamed in (1, 5, len(trained)):
         state["data"]["trained"] = torch.sort(torch.cat([trained[renamed:], torch.arange(renamed)])).values
-        torch.save(state, tmp_path / "renamed.pt")
-        caplog.clear()
-        train(tmp_path / f"renamed{renamed}", *small, f"train.resume={tmp_path}/renamed.pt", "train.epochs=2")
-        validate = 64 - len(trained)
-        assert f"{renamed} samples that the checkpoint's run was trained on are not there" in caplog.text
-        assert f"up to {min(renamed, validate)} of the {validate} samples that validate" in caplog.text
-    del state["data"]["trained"]
-    torch.save(state, tmp_path / "earlier.pt")
-    caplog.clear()
-    train(tmp_path / "earlier", *small, f"train.resume={tmp_path}/earlier.pt", "train.epochs=2")
-    assert caplog.text.count("chose its samples by position") == 1
+        torch.save(state, changed)
+        text = said(f"renamed{renamed}", f"train.resume={changed}")
+        assert f"{renamed} samples that the checkpoint's run was trained on are not there" in text
+        assert f"up to {min(renamed, validate)} of the {validate} samples that validate" in text

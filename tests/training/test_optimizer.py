@@ -86,6 +86,10 @@ def test_metrics_have_each_rate_of_groups(tmp_path):
     assert not any("lr_2" in line for line in steps(tmp_path / "without"))
 
 
+def has_statistics(weights):
+    return any(value.any() for name, value in weights.items() if name.endswith(("running_mean", "batches_tracked")))
+
+
 FROZEN = "model=small_cnn model.width=2 data.length=128 train.freeze=backbone train.keep_checkpoints=3 train.epochs=3"
 
 
@@ -101,7 +105,7 @@ def test_frozen_layers_and_their_norms_are_trained_after_some_epochs_unless_a_re
         trained.append({name for name in one if not torch.equal(one[name], other[name])})
     assert trained == [one.keys(), {"classifier.weight", "classifier.bias"}]
     start = checkpoint(tmp_path, "step-0000004")["model"]
-    assert not any(value.any() for name, value in start.items() if name.endswith(("running_mean", "batches_tracked")))
+    assert not has_statistics(start)
 
 
 class Looks:
@@ -114,10 +118,7 @@ class Looks:
 
 def test_the_statistics_of_frozen_norms_stay_although_a_callback_sets_the_whole_network_to_training(tmp_path):
     train(tmp_path, FROZEN, f"+callbacks.looks._target_={__name__}.Looks")
-    weights = checkpoint(tmp_path)["model"]
-    assert not any(
-        value.any() for name, value in weights.items() if name.endswith(("running_mean", "batches_tracked"))
-    )
+    assert not has_statistics(checkpoint(tmp_path)["model"])
 
 
 def test_the_learning_rate_rises_in_a_line_and_falls_as_half_a_cosine():

@@ -80,7 +80,7 @@ class ManyLabels:
         return torch.full((8, 8, 3), index, dtype=torch.uint8), self.labels[index]
 
 
-@pytest.mark.slow  # as below
+@pytest.mark.slow  # importing it takes most of it; `Listed` and `Several` have the same methods
 def test_torchmetrics_of_many_labels_get_integers_and_the_loss_a_list_of_weights(tmp_path, error):
     pytest.importorskip("torchmetrics")
     many = f"data._target_={__name__}.ManyLabels task=multilabel train.batch_size=8"
@@ -89,11 +89,3 @@ def test_torchmetrics_of_many_labels_get_integers_and_the_loss_a_list_of_weights
     assert 0 < train(tmp_path / "right", many, average % 2, weights)["test_map"] <= 1
     with error("^task.metrics.map: MultilabelAveragePrecision failed"):
         train(tmp_path / "wrong", many, average % 3)
-
-
-@pytest.mark.slow  # importing it takes most of it; `Listed` and `Several` have the same methods
-def test_torchmetrics_are_metrics_of_an_epoch(tmp_path):
-    pytest.importorskip("torchmetrics")
-    about = "_target_: torchmetrics.F1Score, task: multiclass, num_classes: 10, average: micro"
-    summary = train(tmp_path, f"task.metrics={{f1: {{{about}}}}} task.metric=f1")
-    assert summary["test_f1"] == pytest.approx(summary["test_accuracy"]) and not summary["lower_is_better"]

@@ -53,6 +53,10 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
+def cut(path):
+    path.write_bytes(path.read_bytes()[:3000])
+
+
 def inspected(folder, *settings):
     """The exit code, the rows of samples.csv by the end of their names, and the page."""
     code = 0
@@ -66,7 +70,7 @@ def inspected(folder, *settings):
 
 
 def test_each_file_that_cannot_be_read_is_named_with_the_reason(photos, tmp_path):
-    (photos / "train/cat/0.png").write_bytes((photos / "train/cat/0.png").read_bytes()[:3000])
+    cut(photos / "train/cat/0.png")
     (photos / "val/dog/text.jpg").write_text("a text")
     code, rows, page = inspected(tmp_path, "data=image_folder", f"data.root={photos}")
     errors = {name: row["error"] for name, row in rows.items() if row["error"]}
@@ -159,7 +163,7 @@ class Photos:
 
 def test_files_of_the_test_set_are_listed_too_if_a_validation_set_chooses(photos, tmp_path):
     damaged = photos / "val/dog/11.png"
-    damaged.write_bytes(damaged.read_bytes()[:3000])
+    cut(damaged)
     settings = (
         f"data._target_={HERE}.Photos +data.root={photos} data.val_fraction=0.5 train.batch_size=4 loader=workers"
     )
@@ -173,7 +177,7 @@ def test_files_of_the_test_set_are_listed_too_if_a_validation_set_chooses(photos
 def test_a_run_lists_the_files_that_it_could_not_read(photos, tmp_path, caplog, on_error):
     damaged = [photos / "train/cat/6.png", photos / "val/dog/11.png"]
     for file in damaged:
-        file.write_bytes(file.read_bytes()[:3000])
+        cut(file)
     skips = on_error == "skip"
     settings = f"data._target_={HERE}.Photos +data.root={photos} train.batch_size=8 train.epochs=3 loader=workers"
     settings += f" loader.num_workers=1 loader.on_error={on_error} callbacks/standard=[unreadable]"
@@ -189,7 +193,7 @@ def test_a_run_lists_the_files_that_it_could_not_read(photos, tmp_path, caplog, 
 
 @pytest.mark.parametrize("damaged", ["train/cat/0.png", "train/cat/6.png"])
 def test_the_error_of_a_damaged_file_names_it_and_how_to_leave_it_out(photos, tmp_path, damaged):
-    (photos / damaged).write_bytes((photos / damaged).read_bytes()[:3000])
+    cut(photos / damaged)
     settings = f"data=image_folder data.root={photos} data.image_size=8 model=linear train.batch_size=4 loader=workers"
     with refused(f"{damaged} cannot be read as an image.*loader.on_error=skip"):
         train(tmp_path, settings)

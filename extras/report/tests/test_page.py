@@ -256,6 +256,20 @@ def test_the_page_has_the_settings_that_differ_from_the_defaults_and_commands_to
     assert f"python train.py train.resume={tmp_path} train.epochs=4" in text
 
 
+def test_the_page_of_a_resumed_run_says_what_is_about_which_part(tmp_path, caplog):
+    """A run that resumes at the end of an epoch begins with an evaluation, not with a step."""
+    train(tmp_path, REPORT, "train.epochs=1")
+    earlier = facts(tmp_path)
+    (tmp_path / "report.json").write_text(json.dumps(earlier | {"began": "2026-01-01 00:00"}))
+    train(tmp_path, REPORT, "train.epochs=2")
+    later = facts(tmp_path)
+    assert "The batch of step 9" in later["first_batch"]["text"] and "failed, but not the run" not in caplog.text
+    assert later["began"] == "2026-01-01 00:00", "of the first part"
+    assert later["earlier_seconds"] == sum(earlier["phase_seconds"].values())
+    text = parts(tmp_path).text
+    assert "Where the time went, since it resumed after step 8" in text and "Began 2026-01-01 00:00; " in text
+
+
 def test_a_file_of_settings_that_was_chosen_is_named_in_place_of_its_keys(tmp_path, monkeypatch):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", ["data=synthetic", "model=linear"], return_hydra_config=True)

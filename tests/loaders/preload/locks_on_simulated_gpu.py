@@ -42,13 +42,17 @@ def locks(monkeypatch):
     gc.collect()  # an exception that was caught may hold a loader in a cycle
     gc.freeze()  # the next collection is short
     assert sim.calls_of_children[0] == 0
-    assert not [lock for lock in sim.locked.values() if lock.device is not None], "memory is still locked"
+    assert not locked(), "memory is still locked"
     page_locks.limit.cache_clear()
 
 
 def preloader(dataset=None, device=DEVICE, depth=2, transform=doubled, **settings):
     settings = {"pin_memory": False, "persistent_workers": True, **settings}
     return Preloader(workers(dataset, **settings), device, depth, transform)
+
+
+def locked():
+    return [lock for lock in list(sim.locked.values()) if lock.device is not None]
 
 
 class Sizes(Rows):
@@ -145,7 +149,7 @@ def test_no_more_is_locked_than_a_share_of_the_memory(room, monkeypatch):
     with preloader() as loader:
         for batch in loader:
             assert is_doubled(batch)
-            most = max(most, sum(lock.size for lock in list(sim.locked.values()) if lock.device is not None))
+            most = max(most, sum(lock.size for lock in locked()))
     assert most <= room and (most > 0) == (room > 0)
 
 
@@ -170,7 +174,7 @@ def test_an_error_that_the_driver_reports_after_it_has_locked_leaves_nothing_loc
 
     with preloader() as loader:
         assert all(low == high for low, high, _ in consumed(loader))
-        assert not [lock for lock in sim.locked.values() if lock.device is not None]
+        assert not locked()
 
 
 class Hazardous(Rows):
@@ -206,7 +210,7 @@ def test_a_killed_worker_a_skipped_sample_streams_and_many_held_batches_change_n
             batches = consumed(loader)
             assert all(low == high == [2 * label for label in labels] for low, high, labels in batches)
             assert sorted(label for _, _, labels in batches for label in labels) == expected
-            assert [lock for lock in sim.locked.values() if lock.device is not None], "slots are locked now"
+            assert locked(), "slots are locked now"
     assert not [*tmp_path.iterdir()], "the hazard has happened"
 
 

@@ -17,6 +17,13 @@ def loader_over(dataset, batch_size=4, **settings):
     return WorkerLoader(dataset, batch_size, num_workers=2, seed=0, persistent_workers=True, **settings)
 
 
+def fork():
+    """Forks a child, which ends at once."""
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_fork_gives_no_memory_back_as_another_thread_may_be_about_to_write_there():
     slots = Slots(2 * MOST_SPOILT)
     *held, written = [slots.take() for _ in range(MOST_SPOILT + 1)]
@@ -26,10 +33,7 @@ def test_a_fork_gives_no_memory_back_as_another_thread_may_be_about_to_write_the
     written.array[:100] = 7
     slots.note_use(slot, 100)
     del written
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    fork()
     assert (slot.lease().array[:100] == 7).all()
     leases = (slots.take() for _ in range(TIDIED_EVERY))
     assert any(lease.slot.memory is not slot.memory for lease in leases), "the memory with spoilt slots stays"
@@ -49,10 +53,8 @@ def test_a_fork_marks_every_slot_though_another_thread_goes_on_meanwhile():
 
     traced = sys.gettrace()
     sys.settrace(another_thread)
-    if (child := os.fork()) == 0:
-        os._exit(0)
+    fork()
     sys.settrace(traced)
-    assert os.waitpid(child, 0)[1] == 0
     assert all(lease.slot.is_spoilt for lease in (*leases, kept))
     for slots in made:
         slots.close()
