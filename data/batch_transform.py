@@ -60,7 +60,7 @@ class Normalize:
                 self.std,
             )
 
-    def __call__(self, batch: dict[str, Any], random: Any = None) -> dict[str, Any]:
+    def __call__(self, batch: Batch, random: Any = None) -> Batch:
         normalized = {name: self._normalized(batch[name]) for name in self.fields}
         return {**batch, **normalized}
 

@@ -387,7 +387,7 @@ def sketch(dataset: Any) -> torch.Tensor:
 def count_shared(dataset: Any, earlier: torch.Tensor) -> tuple[int, int]:
     """How many of the dataset's samples are in the set with this sketch, and how many are not.
 
-    Of a set that has more than KEPT only the part that its sketch has: `whole` estimates the number.
+    Of a set that has more than KEPT only the part that its sketch has: `estimated` gives the number of all.
     """
     keys = Random(identities(dataset)).key.view(np.int64)
     if len(earlier) == KEPT:
@@ -396,7 +396,7 @@ def count_shared(dataset: Any, earlier: torch.Tensor) -> tuple[int, int]:
     return known, len(keys) - known
 
 
-def whole(count: int, earlier: torch.Tensor) -> int:
+def estimated(count: int, earlier: torch.Tensor) -> int:
     """Estimates a number of samples from that of the part that the sketch has."""
     share = (int(earlier[-1]) + 2**63) / 2**64 if len(earlier) == KEPT else 1.0  # of all keys
     return round(count / share)

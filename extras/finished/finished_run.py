@@ -25,13 +25,14 @@ from extras.finished.new_images import NewImages
 from loaders import ExpectedError, Preloader, build_loader
 from training import script
 from training.build import build
-from training.checkpoint import best_or_newest, read_checkpoint
-from training.config import ROOT, Config, ConfigError, checked, flat
+from training.checkpoint import State, best_or_newest, read_checkpoint
+from training.config import ROOT, Config, ConfigError, Section, checked, flat
 from training.datasets import Datasets
 from training.launch import Extras
 from training.module_state import ModuleState
 from training.processes import Processes
 from training.resume import Origin
+from training.tasks import Batch
 from training.trainer import Trainer
 from training.weights import evaluated_weights
 
@@ -76,7 +77,7 @@ class FinishedRun:
         self.device = self.trainer.device
         self._load(state)
 
-    def _build_for_new_images(self, state: dict[str, Any]) -> str:
+    def _build_for_new_images(self, state: State) -> str:
         """Builds all without a dataset. Returns why the dataset is needed; empty if it is not."""
         new_images = state["new_images"]
         if new_images is None or new_images["prepared_by"] is None:
@@ -94,7 +95,7 @@ class FinishedRun:
         self.trainer: Trainer = build("trainer", config.trainer, config, self.data, self._processes, steps)
         self.trainer.set_up()
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def _load(self, state: State) -> None:
         """Loads the weights that the run evaluated."""
         try:
             self.trainer.model.load_state_dict(evaluated_weights(state))
@@ -130,7 +131,7 @@ class FinishedRun:
         )
 
     @torch.no_grad()
-    def outputs(self, batch: dict[str, Any]) -> Any:
+    def outputs(self, batch: Batch) -> Any:
         """Runs the network on a batch on its device, whose images are normalised."""
         with self.trainer.autocast:
             return self.trainer.model(*(batch[name] for name in self.task.inputs))
@@ -139,7 +140,7 @@ class FinishedRun:
         return f"{type(self.trainer.model).__name__} of {self.path} (step {self.step})"
 
 
-def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:
+def configured(saved: Section, overrides: Sequence[str]) -> Config:
     """The config of conf/ with a run's settings and then `overrides`: whole sections (data=cifar10) or values."""
     groups = {}
     for text in overrides:
@@ -161,7 +162,7 @@ def configured(saved: dict[str, Any], overrides: Sequence[str]) -> Config:
 
 
 @contextmanager
-def saying_what_has_moved(data: dict[str, Any]) -> Iterator[None]:
+def saying_what_has_moved(data: Section) -> Iterator[None]:
     """Adds the setting to an error of a dataset that names its value, if this path does not exist here.
 
     A value in quotes without a folder is the name of a column or of a class.

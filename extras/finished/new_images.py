@@ -16,6 +16,9 @@ from training.build_task import build_task, numbers_by_class
 from training.config import Config
 from training.datasets import Datasets
 from training.preprocessing import naming, sizes_of
+from training.tasks import Batch
+
+Values = dict[str, Any]  # what a checkpoint says of its images, by name
 
 
 class NewImages(Datasets):
@@ -24,7 +27,7 @@ class NewImages(Datasets):
     new_images, classes: as the checkpoint has them. Raises DataError or AttributeError if the task needs more.
     """
 
-    def __init__(self, config: Config, new_images: dict[str, Any], classes: list[str] | None) -> None:
+    def __init__(self, config: Config, new_images: Values, classes: list[str] | None) -> None:
         self.new_images = new_images
         self.classes = classes
         self.prepare = prepare_by(new_images["prepared_by"])
@@ -43,7 +46,7 @@ class NewImages(Datasets):
     def channels(self) -> int:
         return len(self.new_images["mean"])
 
-    def batch(self, samples: int) -> dict[str, Any]:
+    def batch(self, samples: int) -> Batch:
         """Samples of noise, as the dataset would make them of images."""
         random = np.random.default_rng(0)
         images = [random.integers(256, size=(96, 128, self.channels), dtype=np.uint8) for _ in range(samples)]
@@ -52,7 +55,7 @@ class NewImages(Datasets):
         return {self.task.inputs[0]: prepared, **labels}
 
 
-def prepare_by(values: dict[str, Any]) -> Callable[[np.ndarray], Any]:
+def prepare_by(values: Values) -> Callable[[np.ndarray], Any]:
     """The `prepare` of a dataset: see ImageDataset.prepared_by."""
     if "image_shape" in values:
         height, width, _ = values["image_shape"]
@@ -60,7 +63,7 @@ def prepare_by(values: dict[str, Any]) -> Callable[[np.ndarray], Any]:
     return crops_of(values).prepare
 
 
-def crops_of(values: dict[str, Any]) -> CroppedDataset:
+def crops_of(values: Values) -> CroppedDataset:
     """A dataset without samples that prepares images by these values."""
     options = {key: value for key, value in values.items() if key != "stored_as"}
     dataset = CroppedDataset(False, **options)
@@ -82,7 +85,7 @@ HOW = {
 }
 
 
-def described(new_images: dict[str, Any]) -> dict[str, Any]:
+def described(new_images: Values) -> Values:
     """How to make the network's input of an image, in words and numbers for any program. See HOW."""
     values = new_images["prepared_by"]
     return {
@@ -97,7 +100,7 @@ def described(new_images: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def steps_of(values: dict[str, Any]) -> list[dict[str, Any]]:
+def steps_of(values: Values) -> list[Values]:
     """What the `prepare` with these values does, in order."""
     if "image_shape" in values:
         height, width, _ = values["image_shape"]
@@ -105,7 +108,7 @@ def steps_of(values: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"step": "crop_to_ratio", **size}, {"step": "resize", **size, "interpolation": "bilinear"}]
     side = values["image_size"]
     shorter = crops_of(values).shorter_side
-    steps: list[dict[str, Any]] = [
+    steps: list[Values] = [
         {"step": "limit_ratio", "ratio": LONGEST_SIDE},
         {"step": "resize_shorter_side", "shorter_side": shorter, "interpolation": values["interpolation"]},
         {"step": "center_crop", "width": side, "height": side},

@@ -38,6 +38,8 @@ from training.tasks import Multilabel
 
 TOP = 5  # classes of a row
 
+Row = dict[str, Any]  # of the table: its cells by column
+
 
 def main(typed: list[str] | None = None) -> Path:
     """Returns the path of the table."""
@@ -73,14 +75,14 @@ def main(typed: list[str] | None = None) -> Path:
     return path
 
 
-def records(run: FinishedRun, samples: Samples, folder: Path) -> Iterator[dict[str, Any]]:
+def records(run: FinishedRun, samples: Samples, folder: Path) -> Iterator[Row]:
     """A row of the table for each sample, by column; one that cannot be read has only "file" and "error"."""
     names = Names()
     size = run.config.train.part_size
     workers = run.config.loader.num_workers
     with WorkerLoader[Any](samples, size, num_workers=workers, collate_fn=list, seed=0) as loader:
         for read in tqdm(loader, desc="predicting", unit="batch", leave=False, disable=None):
-            predictions: dict[int, dict[str, Any]] = {}  # by row
+            predictions: dict[int, Row] = {}  # by row
             for rows, batch in batches_of(read):
                 on_device = move(batch, lambda tensor: tensor.to(run.device))
                 outputs = run.task.predictions(run.outputs(run.data.transform(on_device)))
@@ -120,7 +122,7 @@ def per_sample(outputs: Any, count: int) -> list[Any]:
     return list(outputs)
 
 
-def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> dict[str, Any]:
+def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> Row:
     """A sample's cells by column: the best classes and their probabilities, or the values; lists for other shapes."""
     if hasattr(run.task, "write_prediction"):
         return dict(zip(run.task.columns, run.task.write_prediction(predicted, name, folder), strict=True))
@@ -135,7 +137,7 @@ def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> dict[str
         if len(numbers) == 1:
             return {"value": numbers[0]}
         return {f"value_{place}": value for place, value in enumerate(numbers, 1)}
-    row: dict[str, Any] = {}
+    row: Row = {}
     probabilities, indices = predicted.topk(min(TOP, len(predicted)))
     for place, index in enumerate(indices.tolist()):
         suffix = f"_{place + 1}" if place else ""
@@ -144,10 +146,10 @@ def cells(run: FinishedRun, predicted: Any, name: str, folder: Path) -> dict[str
     return row
 
 
-def write_table(stem: Path, rows: Iterator[dict[str, Any]]) -> tuple[Path, int]:
+def write_table(stem: Path, rows: Iterator[Row]) -> tuple[Path, int]:
     """Writes the table, as .csv if cells are numbers or texts. Returns its path, and how many rows are errors."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    begin = list[dict[str, Any]]()  # up to the first row without an error, which has all columns
+    begin = list[Row]()  # up to the first row without an error, which has all columns
     for row in rows:
         begin.append(row)
         if "error" not in row:

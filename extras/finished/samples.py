@@ -21,13 +21,14 @@ from extras.finished.new_images import NewImages
 from loaders import offers
 from training.config import ConfigError
 
-Sample = tuple[str, dict[str, Any], str]  # its name, its inputs by name, and why it cannot be read, or ""
+Inputs = dict[str, Any]  # of a sample, or of a batch, by name
+Sample = tuple[str, Inputs, str]  # its name, its inputs, and why it cannot be read, or ""
 
 
 class Samples:
     """A dataset that yields for each sample its name, its inputs and, if it cannot be read, the reason."""
 
-    def __init__(self, names: Sequence[str], read: Callable[[int], dict[str, Any]]) -> None:
+    def __init__(self, names: Sequence[str], read: Callable[[int], Inputs]) -> None:
         self._names = np.array([os.fsencode(name) for name in names])  # forked workers share arrays
         self._read = read
 
@@ -54,7 +55,7 @@ class ImageFiles:
         self._prepare = run.data.prepare if isinstance(run.data, NewImages) else prepare_of(run.data.test)
         self._decoders = choose("auto")
 
-    def __call__(self, index: int) -> dict[str, Any]:
+    def __call__(self, index: int) -> Inputs:
         path = self._paths[index]
         with image_errors(path):
             pixels = decode(Path(path).read_bytes(), whole, decoders=self._decoders)
@@ -80,7 +81,7 @@ def prepare_of(samples: Any) -> Callable[[np.ndarray], Any]:
     return dataset.prepare
 
 
-def read_inputs(names: Sequence[str], dataset: Any, index: int) -> dict[str, Any]:
+def read_inputs(names: Sequence[str], dataset: Any, index: int) -> Inputs:
     """The inputs of a dataset's sample, without its label."""
     sample = dataset[index]
     if not isinstance(sample, dict):
@@ -91,7 +92,7 @@ def read_inputs(names: Sequence[str], dataset: Any, index: int) -> dict[str, Any
     return {name: sample[name] for name in names}
 
 
-def batches_of(samples: list[Sample]) -> list[tuple[list[int], dict[str, Any]]]:
+def batches_of(samples: list[Sample]) -> list[tuple[list[int], Inputs]]:
     """Batches of the readable samples, with their rows: one batch if all inputs have equal shapes, else one each."""
     readable = {row: inputs for row, (_, inputs, reason) in enumerate(samples) if not reason}
     shapes = {tuple(np.shape(value) for value in inputs.values()) for inputs in readable.values()}

@@ -42,6 +42,8 @@ LOG_BYTES = 2_000_000  # size of the end of train.log that is searched for warni
 ENTRY = re.compile(r"^\[[^]\n]+\]\[[^]\n]+\]\[(\w+)\] - ", re.MULTILINE)  # where an entry of the log begins
 TRACEBACK = "\nTraceback (most recent call last):"
 
+Facts = dict[str, Any]  # what is known about a run, or about a step of it, by name
+
 
 def write(folder: Path, by_run: bool = False) -> None:
     """Writes report.html. by_run: the run itself does, so that it is known to be alive.
@@ -79,20 +81,20 @@ def write(folder: Path, by_run: bool = False) -> None:
     )
 
 
-def best_of(folder: Path, rows: list[dict[str, Any]], score: str) -> dict[str, Any] | None:
+def best_of(folder: Path, rows: list[Facts], score: str) -> Facts | None:
     """The line of the evaluation whose checkpoint is best.pt, with the file's name; None if there is none."""
     file = (folder / "checkpoints" / "best.pt").resolve().name  # a link
     lines = [row for row in rows if row.get(score) is not None and file_of(row["step"]) == file]
     return {**lines[-1], "file": file} if lines else None
 
 
-def evaluations_in(folder: Path) -> dict[str, dict[str, Any]]:
+def evaluations_in(folder: Path) -> dict[str, Facts]:
     """What evaluate.py has written about each split, by the folder in which it is."""
     paths = sorted(folder.glob("evaluation/*/evaluation.json"))
     return {str(path.parent.relative_to(folder)): read_json(path) for path in paths}
 
 
-def seconds_of(facts: dict[str, Any]) -> float:
+def seconds_of(facts: Facts) -> float:
     """How long the run has taken, with its parts before a resume in the same folder."""
     return float(facts.get("earlier_seconds", 0.0) + sum(facts.get("phase_seconds", {}).values()))
 
@@ -106,7 +108,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {of_hour} min" if hours else f"{minutes} min {rest} s"
 
 
-def commands_of(folder: Path, facts: dict[str, Any]) -> dict[str, str]:
+def commands_of(folder: Path, facts: Facts) -> dict[str, str]:
     """Commands to paste in the repository's folder, by what they do."""
     command: dict[str, list[str]] = {"flags": [], "overrides": []}
     with suppress(ConfigError):  # a run that no command line has begun
@@ -128,12 +130,12 @@ def commands_of(folder: Path, facts: dict[str, Any]) -> dict[str, str]:
     return {name: shlex.join(words) for name, words in commands.items()}
 
 
-def json_of(path: Path) -> dict[str, Any]:
+def json_of(path: Path) -> Facts:
     """The content of a file; empty if there is no file."""
     return read_json(path) if path.exists() else {}
 
 
-def metrics(path: Path) -> list[dict[str, Any]]:
+def metrics(path: Path) -> list[Facts]:
     """The lines of metrics.jsonl: all of evaluations, and up to MOST_LINES of training. A damaged line is left out."""
     if not path.exists():
         return []

@@ -30,6 +30,7 @@ from data import optional
 from data.errors import Range, check_range
 from extras.report import first_batch, page
 from extras.report.free_data import measure_free_steps
+from extras.report.page import Facts
 from loaders import Accelerator, LoaderStats, Window
 from training.config import ROOT, checked, flat
 from training.files import write_whole
@@ -59,7 +60,7 @@ class Report:
         self._has_looked = False  # at the first batch
         self._first_loss = math.inf  # of the first step
         self._next_page = 0.0  # when a page may be written, in seconds of time.monotonic
-        self._facts: dict[str, Any] = {}  # for the page
+        self._facts: Facts = {}  # for the page
         if run.is_main:
             with only_warns("callbacks.report"):
                 self._facts = facts_of(run)
@@ -110,7 +111,7 @@ class Report:
         with run.clock.phase("the rest"), only_warns("report.html"):
             self._write_page(run, facts_until_now(run), f"running at {now()}: {epoch}")
 
-    def _write_page(self, run: Run, facts: dict[str, Any], status: str) -> None:
+    def _write_page(self, run: Run, facts: Facts, status: str) -> None:
         began = time.monotonic()
         content = self._facts | facts | {"status": status}
         write_whole(run.folder / page.FACTS, json.dumps(plain(content)))
@@ -118,11 +119,11 @@ class Report:
         ended = time.monotonic()
         self._next_page = ended + (ended - began) / PAGES
 
-    def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
+    def on_end(self, run: Run, summary: Facts | None) -> None:
         """Writes report.md and report.html, and adds to the summary. After a signal nothing more is measured."""
         if summary is None and not run.stopped:
             if run.is_main:  # Run.end turns an error of this into a warning
-                facts: dict[str, Any] = {"phase_seconds": phases_of(run)}
+                facts: Facts = {"phase_seconds": phases_of(run)}
                 error = sys.exc_info()[1]
                 if error is not None:
                     facts["error"] = f"error: {sentence_of(error)}"
@@ -157,7 +158,7 @@ class Report:
             write_whole(run.folder / "report.md", f"# Run {run.folder.resolve().name}\n\n```\n{text}\n```\n")
             self._write_page(run, facts, "finished" if summary is not None else "stopped")
 
-    def _measure(self, run: Run, total: Window, facts: dict[str, Any]) -> None:
+    def _measure(self, run: Run, total: Window, facts: Facts) -> None:
         """Measures steps with free data, and adds what they tell to `facts`."""
         evidence = run.timer.evidence(run.train_loader, total)
         seconds = min(self.seconds, total.seconds / 5)
@@ -172,7 +173,7 @@ class Report:
         facts["peak_fraction"] = None if measured.peak is None else measured.peak[0]
 
 
-def facts_of(run: Run) -> dict[str, Any]:
+def facts_of(run: Run) -> Facts:
     """What the page says of the whole run: what runs where, how far it is to go, when it began, and what counts."""
     progress = run.progress
     earlier = page.json_of(run.folder / page.FACTS) if progress.step else {}  # of the part before a resume
@@ -241,7 +242,7 @@ def now() -> str:
     return time.strftime("%Y-%m-%d %H:%M")
 
 
-def machine(run: Run) -> dict[str, Any]:
+def machine(run: Run) -> Facts:
     """The names of the host and of the device; None if torch knows no name for the device."""
     return {"host": platform.node(), "device_name": device_name(run.trainer.device)}
 
@@ -251,15 +252,15 @@ def device_name(device: torch.device) -> str | None:
     return None if name_of is None else str(name_of(device))
 
 
-def facts_until_now(run: Run) -> dict[str, Any]:
+def facts_until_now(run: Run) -> Facts:
     """The figures of this process alone: it must not wait for the others."""
-    facts: dict[str, Any] = {"phase_seconds": phases_of(run)}
+    facts: Facts = {"phase_seconds": phases_of(run)}
     if run.timer.whole().steps > run.config.timing.warmup_steps:
         facts |= limit(run, run.timer.run())
     return facts
 
 
-def limit(run: Run, total: Window) -> dict[str, Any]:
+def limit(run: Run, total: Window) -> Facts:
     """What limits the speed of the timed steps."""
     return {
         "verdict": run.timer.evidence(run.train_loader, total).verdict().sentence(KEYS),
@@ -321,7 +322,7 @@ def worker_lines(stats: LoaderStats) -> list[str]:
     return lines
 
 
-def free_sentence(summary: dict[str, Any]) -> str:
+def free_sentence(summary: Facts) -> str:
     if summary["free_step_ms"] is None:
         return "How fast steps are with instant loading was not measured."
     low, high = summary["free_step_ms"]
@@ -331,7 +332,7 @@ def free_sentence(summary: dict[str, Any]) -> str:
     return f"{text}; callbacks take {summary['callbacks_ms']:.2f} ms."
 
 
-def memory_sentence(summary: dict[str, Any]) -> str:
+def memory_sentence(summary: Facts) -> str:
     on_device = summary["device_memory_bytes"]
     device = f"; on the device {on_device / 2**30:.2f} GiB" if on_device else ""
     return f"Memory: at most {summary['memory_bytes'] / 2**30:.2f} GiB, workers included{device}."

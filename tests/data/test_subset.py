@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from data import length_of
 from data.classes import Labels, Relabelled, with_classes
 from data.errors import DataError
-from data.subset import Fold, Subset, count_shared, ends_of, hashed, sketch, split, unaugmented, whole
+from data.subset import Fold, Subset, count_shared, ends_of, estimated, hashed, sketch, split, unaugmented
 from loaders import ResidentLoader, WorkerLoader, offers
 from tests.data import fakes
 from tests.data.fakes import Foreign
@@ -355,7 +355,7 @@ def test_a_sketch_counts_the_samples_that_two_sets_share(first, second, shared):
         patch.setattr("data.subset.KEPT", 128)
         kept = sketch(one)
         known, new = count_shared(other, kept)
-        estimate = whole(known, kept)
+        estimate = estimated(known, kept)
         assert abs(estimate - shared) <= 20 + shared / 2 and (known == 0 or shared) and (new == 0 or second)
         assert count_shared(one, kept) == (len(kept), 0), "all that it has"
 
