@@ -69,7 +69,7 @@ class ImageTable(ImageFiles):
             if is_val.any():
                 self.is_val = is_val
             if group is not None:
-                self.val_groups = rows.column(group).astype(str)
+                self.val_groups = rows.cells[group].astype(str)
         elif test_table:
             rows = Rows(test_table, columns)
         else:
@@ -79,7 +79,7 @@ class ImageTable(ImageFiles):
         self.folder = home_path(root) if root else rows.path.parent
         # Bytes in an array, because forked workers share it, and file names need not be UTF-8.
         with explained(f"{rows.path}: {image!r} has a name that no file can have", "correct it", UnicodeError):
-            self.files = np.array([os.fsencode(name) for name in rows.column(image)], dtype=bytes)
+            self.files = np.array([os.fsencode(name) for name in rows.cells[image]], dtype=bytes)
         rows.check_files([self.path(row) for row in range(len(self.files))])
         self.open_cache()
 
@@ -98,7 +98,7 @@ class ImageTable(ImageFiles):
                     "them with a point, or with a letter if they are names of classes"
                 )
             self.fits_task = "classification"
-            texts = without_zeros(rows.column(columns[0])) if all(map(is_whole, classes)) else rows.column(columns[0])
+            texts = without_zeros(rows.cells[columns[0]]) if all(map(is_whole, classes)) else rows.cells[columns[0]]
             self.labels = class_indices(
                 np.array(texts, dtype=str), classes, rows.where, "correct it, or add a training row with this label"
             )
@@ -121,30 +121,26 @@ class ImageTable(ImageFiles):
 
 
 class Rows:
-    """Rows of a table: their `numbers` in it, and the texts in its columns with these `names`."""
+    """Rows of a table: their `numbers` in it, and the texts (N,) of its columns by `names`."""
 
     def __init__(self, table: str | Path, names: Sequence[Any]) -> None:
         self.path = home_path(table)
-        self._columns = {name: column for column, name in enumerate(names)}
-        rows = read_table(self.path, list(map(str, names)))
-        self.numbers = rows[:, 0]
-        self._cells = rows[:, 1:]
+        self.numbers, *texts = read_table(self.path, list(map(str, names))).T
+        self.cells = dict(zip(names, texts, strict=True))
 
     def choose(self, is_chosen: np.ndarray) -> None:
         self.numbers = self.numbers[is_chosen]
-        self._cells = self._cells[is_chosen]
+        self.cells = {name: texts[is_chosen] for name, texts in self.cells.items()}
 
     def where(self, row: int) -> str:
         return f"{self.path}, row {self.numbers[row]}"
 
-    def column(self, name: Any) -> np.ndarray:
-        return self._cells[:, self._columns[name]]
-
     def columns(self, names: Sequence[Any]) -> np.ndarray:
-        return self._cells[:, [self._columns[name] for name in names]]
+        """The texts in these columns (N, K)."""
+        return np.stack([self.cells[name] for name in names], 1)
 
     def parts(self, split: str) -> np.ndarray:
-        parts = self.column(split)
+        parts = self.cells[split]
         for row, part in enumerate(parts):
             check_choice(f"{self.where(row)}: {split}", part, SPLITS)
         if "train" not in parts:
@@ -152,7 +148,7 @@ class Rows:
         return parts
 
     def check_groups(self, is_train: np.ndarray, group: str) -> None:
-        groups = self.column(group)
+        groups = self.cells[group]
         shared = {*groups[is_train]} & {*groups[~is_train]}
         if shared:
             raise DataError(

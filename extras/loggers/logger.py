@@ -16,8 +16,9 @@ log = logging.getLogger(__name__)
 class Logger:
     """Passes what the main process logs to another program. A subclass has `package`, `start`, `metrics` and `finish`.
 
-    options: the keys of the logger's section in `callbacks`. Before `start`, these are set: folder of the run; sweep,
-    its folder if the run is a job of one; config, a dict; run_name; earlier_id, that of the run that is continued.
+    options: the keys of the logger's section in `callbacks`. Before `start`, these are set: folder of the run; sweep
+    and group, its folder and name if the run is a job of one; config, a dict; run_name; earlier_id, that of the run
+    that is continued.
     """
 
     package: ClassVar[str]  # ConfigError says that it is not installed; it is imported when the run starts
@@ -38,6 +39,7 @@ class Logger:
         self.config = asdict(run.config)
         # Hydra writes multirun.yaml into the sweep's folder, whatever hydra.sweep.subdir calls those of its jobs.
         self.sweep = next((folder for folder in self.folder.parents if (folder / "multirun.yaml").exists()), None)
+        self.group = self.sweep.name if self.sweep else None
         self.run_name = str(self.folder.relative_to(self.sweep.parent)) if self.sweep else self.folder.name
         self._id_file = self.folder / f"{self.name}_run_id.txt"
         is_continued = run.progress.step > 0 and self._id_file.exists()

@@ -35,7 +35,7 @@ class MLflow(Logger):
         if self.earlier_id:
             self._id = self.earlier_id
             return self._client.update_run(self._id, status="RUNNING")
-        tags = {"sweep": self.sweep.name} if self.sweep else {}
+        tags = {"sweep": self.group} if self.group else {}
         self._id = self._client.create_run(experiment, run_name=self.run_name, tags=tags).info.run_id
         self.save_id(self._id)
         params = [Param(allowed(key), str(value)) for key, value in flat(self.config).items()]

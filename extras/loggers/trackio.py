@@ -15,8 +15,7 @@ class Trackio(Logger):
     def start(self, run: Run) -> None:
         import trackio
 
-        group = self.sweep.name if self.sweep else None
-        options = {"name": self.run_name, "group": group, "config": flat(self.config), **self.options}
+        options = {"name": self.run_name, "group": self.group, "config": flat(self.config), **self.options}
         options["project"] = options.get("project") or ROOT.name
         if self.earlier_id:
             options |= {"name": self.earlier_id, "resume": "allow"}

@@ -21,8 +21,7 @@ class WandB(Logger):
         import wandb
 
         identifier = self.earlier_id or uuid4().hex
-        group = self.sweep.name if self.sweep else None
-        options: dict[str, Any] = {"name": self.run_name, "group": group, "config": self.config, **self.options}
+        options: dict[str, Any] = {"name": self.run_name, "group": self.group, "config": self.config, **self.options}
         has_mode = "mode" in options or "WANDB_MODE" in os.environ
         if not has_mode and not wandb.login(prompt=False, verify=False):  # wandb.init would prompt
             options["mode"] = "offline"

@@ -114,9 +114,16 @@ def draw_timeline(spans: Sequence[Any]) -> bytes:
         if not visible:
             continue
         lengths = [span.end - span.start for span in visible]
-        style = {"color": color, "edgecolor": "white", "linewidth": 0.5, "label": meaning}
-        starts = [span.start for span in visible]
-        bars = axes.barh([rows[span.lane] for span in visible], lengths, 0.62, starts, **style)
+        bars = axes.barh(
+            [rows[span.lane] for span in visible],
+            lengths,
+            0.62,
+            [span.start for span in visible],
+            color=color,
+            edgecolor="white",
+            linewidth=0.5,
+            label=meaning,
+        )
         if activity in NUMBERED:
             numbers = [
                 number_of(span.batch, epoch) if span.batch and length > least else ""

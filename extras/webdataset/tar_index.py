@@ -56,16 +56,13 @@ def _each_shard(function: Callable[[str], Any], shards: list[str], doing: str, a
 def read_index(shard: str) -> Index:
     """The kept index, or the one beside the shard, or a new one. Raises DataError if the shard cannot be read."""
     version = find_version(shard)
-    index = load(kept_file(shard), version)
-    if index is None and is_remote(shard):
-        index = read_index_beside(shard, version)
-    return index or make_index(shard, version)
+    return load(kept_file(shard), version) or read_index_beside(shard, version) or make_index(shard, version)
 
 
 def read_index_beside(shard: str, version: Version) -> Index | None:
     """The index in the object store, beside the shard; None if there is none. Raises DataError if it does not fit."""
     beside = f"{shard}.index.npz"
-    content = object_store.read_object(beside)
+    content = object_store.read_object(beside) if is_remote(shard) else None
     if not content:
         return None
     index = load(io.BytesIO(content), version)
