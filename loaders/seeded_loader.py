@@ -46,7 +46,21 @@ class SeededLoader(WorkerLoader[T_co]):
 
     def _begin(self) -> EpochIterator:
         position = self.next_position()
-        base_seed = int(fold(self.seed or 0, self.rank) >> np.uint64(2))
+        self._base_seed = int(fold(self.seed or 0, self.rank) >> np.uint64(2))
+        self._restart_if_changed()
+        pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
+        consumer = Consumer(position, first=position.batch)
+        consumer.plan = self._plan_of(consumer)
+        iterator = self._start(consumer)
+        # From here on no call, after which a signal handler could raise: the epoch would be spent.
+        attributes = vars(self)
+        attributes["_consumer"] = consumer
+        attributes["_upcoming"] = None
+        attributes["_current"] = None
+        return iterator
+
+    def _restart_if_changed(self) -> None:
+        """Starts persistent workers again if the dataset has changed since they got it."""
         length = length_of(self.dataset)
         contents = contents_of(self.dataset) if self._persists and self.num_workers > 0 else self._spec()
         name = type(self.dataset).__name__
@@ -58,20 +72,10 @@ class SeededLoader(WorkerLoader[T_co]):
                 log.info("attributes of %s have changed: the workers restart, to get them", name)
             stats = self._engine.stats
             self._engine.close()
-            self._engine = self._build_engine(base_seed)
+            self._engine = self._build_engine()
             self._engine.stats = stats  # totals, and what was warned of
         self._length = length
         self._contents = contents
-        pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
-        consumer = Consumer(position, first=position.batch)
-        consumer.plan = self._plan_of(consumer)
-        iterator = self._start(consumer, base_seed)
-        # From here on no call, after which a signal handler could raise: the epoch would be spent.
-        attributes = vars(self)
-        attributes["_consumer"] = consumer
-        attributes["_upcoming"] = None
-        attributes["_current"] = None
-        return iterator
 
     def __next__(self) -> Any:
         """Returns the next batch of the running epoch, or of a new one if none is running."""
