@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -28,9 +27,7 @@ from ..background import check_owner, is_of_signal, reraise_of_signal
 from ..iterators import ENDED, EpochIterator
 from ..nested import rows
 from ..plans import Plan, SamplerError
-from ..randomness import Random
 from ..resident_loader import ResidentEngine
-from ..timeline import BatchId
 from ..workers.messages import Reading
 from .device_copy import DeviceCopier, Ready
 
@@ -54,15 +51,14 @@ class Item:
 class PreloadEngine:
     """Prepares what the iterator's own engine reads.
 
-    key: seed, epoch and rank, which are part of the key of the transform's random numbers.
     It must not refer to the preloader: its thread would keep an abandoned preloader alive for ever.
     """
 
-    def __init__(self, iterator: EpochIterator, copier: DeviceCopier, key: tuple[int, int, int]) -> None:
+    def __init__(self, iterator: EpochIterator, copier: DeviceCopier) -> None:
         self._engine = iterator.engine
         self._engine.locks_for = copier.locks_for
         if isinstance(self._engine, ResidentEngine) and copier.takes_groups_on(self._engine.device):
-            self._engine.transform = partial(copier.transform_group, *key)
+            self._engine.transform = copier.transform_group
         self._unblock = self._engine.close if iterator.owns_engine else None
         self._plan = iterator.plan
         self._consumer = iterator.consumer
@@ -70,7 +66,6 @@ class PreloadEngine:
         self._pins = iterator.pins
         self._copier = copier
         self._depth = copier.depth
-        self._seed, self._epoch, self._rank = key
         start = self._consumer.position.task
         self._begun = Item(start - 1, Reading())  # the item that is being prepared, or was last
         self._items = deque([self._begun])  # as if the one before the first had been delivered
@@ -112,14 +107,14 @@ class PreloadEngine:
                 raise item.raised
             finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
                 del item
-        batch_id = self._epoch, self._consumer.position.batch
+        batch = self._consumer.position.batch
         if item.reading.has_batch:
-            self._finish(item, batch_id)
+            self._finish(item, batch)
         copier.stats.wait_seconds += time.perf_counter() - began
         if item.reading.has_batch:
             copier.stats.batches += 1
         if copier.timeline is not None:
-            copier.timeline.delivered = batch_id
+            copier.timeline.delivered = copier.epoch, batch
         return item.reading
 
     def close(self) -> None:
@@ -195,12 +190,11 @@ class PreloadEngine:
         """Makes the item of a number; `batch` is the number of its batch in the epoch."""
         copier = self._copier
         began = time.perf_counter()
-        batch_id = self._epoch, batch
         if self._begun.number != number:  # else an interrupted call has read it
             self._begun = Item(number, self._engine.get(self._plan, number))
         item = self._begun
         reading = item.reading
-        copier.count_wait(began, batch_id)
+        copier.count_wait(began, batch)
         try:
             if reading.has_batch:
                 if self._pins:
@@ -208,8 +202,7 @@ class PreloadEngine:
                 if reading.is_transformed:
                     item.ready = copier.note_ready()
                 else:
-                    random = Random(self._seed, *batch_id, self._rank)
-                    reading.batch, item.ready = copier.copy(reading.batch, random, batch_id)
+                    reading.batch, item.ready = copier.copy(reading.batch, batch)
         except BaseException as error:
             if not self._depth and (not isinstance(error, Exception) or is_of_signal(error)):
                 if self._engine.in_order:  # it reads the batch again: the transform may have changed it in place
@@ -219,14 +212,14 @@ class PreloadEngine:
         self._items.append(item)
         return reading
 
-    def _finish(self, item: Item, batch_id: BatchId) -> None:
-        """Makes the batch ready for the consumer. An interrupted call is repeated with the same random numbers."""
+    def _finish(self, item: Item, number: int) -> None:
+        """Makes batch `number` ready for the consumer. Repeating an interrupted call draws the same random numbers."""
         if item.is_finished:
             return
         reading = item.reading
         try:
             batch = self._copier.hand_over(reading.batch, item.ready)
-            batch = self._copier.finished(batch, Random(self._seed, *batch_id, self._rank))
+            batch = self._copier.finished(batch, number)
         except Exception as error:
             reraise_of_signal(error)
             self._fail(reading, error)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 COPY = "loaders/preload/device_copy.py"
 HOLD = "self._copying.append(HostBatch(batch))"
 DONE = "self._note_done(done)"
-MOVE = '            prepared, seconds = self._timed("copy", batch_id, move, batch, self._to_device)\n'
+MOVE = '            prepared, seconds = self._timed("copy", number, move, batch, self._to_device)\n'
 EARLY = "            early = self.stream and self.stream.record_event()\n"
 RECORD = "tensor.record_stream(consumer)"
 FINALLY = "        finally:  # after an error too"
@@ -22,7 +22,7 @@ ERROR = "        except ValueError:\n            self._copying.pop()\n          
 ERROR += "        else:  # after an error too"
 BEGIN = "self.stream.wait_stream(self.accelerator.current_stream())"
 PRELOADER = "loaders/preload/preloader.py"
-CALL = "        self._copier.begin()\n"
+CALL = "        self._copier.begin(seed, position.epoch, rank)\n"
 BEFORE = "        with self._copier.accelerator.current():\n"
 
 SLOTS = "loaders/workers/slots.py"

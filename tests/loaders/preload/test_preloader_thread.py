@@ -118,7 +118,7 @@ def test_the_thread_is_not_taken_for_a_training_loops_that_has_ended_though_it_h
 
 def test_a_thread_that_begins_when_its_epoch_has_ended_leaves_the_next_epochs_batches_alone():
     copier = DeviceCopier("cpu", None, 2)
-    epoch = PreloadEngine(ForeignEpoch(iter([]), lambda: None).iterator(0, 0), copier, (0, 0, 0))
+    epoch = PreloadEngine(ForeignEpoch(iter([]), lambda: None).iterator(0, 0), copier)
     epoch.end()
     copier._copying.append(HostBatch("a batch that is being copied"))
     epoch.fill()
