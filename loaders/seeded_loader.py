@@ -186,8 +186,10 @@ class SeededLoader(WorkerLoader[T_co]):
         """Returns the order, with the length that the dataset or the sampler has now."""
         if isinstance(self.sampler, OrderSampler):
             dataset: Any = self.dataset
-            self.sampler.order = replace(self.sampler.order, length=len(dataset))
-            return self.sampler.order
+            order = self.sampler.order
+            if order.length != len(dataset):  # else plans keep one order: they are compared at each batch
+                order = self.sampler.order = replace(order, length=len(dataset))
+            return order
         assert self.seed is not None
         length = length_of(self._index_sampler if self.batch_size is None else self.sampler)
         split = self.drop_last, self.rank, self.world_size, self.pad
