@@ -1,4 +1,9 @@
-"""The base class of errors whose sentence is enough for the user."""
+"""What a user is told: the base class of errors whose sentence is enough, and warnings that come once."""
+
+import logging
+from functools import cache
+
+log = logging.getLogger(__name__)
 
 
 class ExpectedError(Exception):
@@ -6,3 +11,9 @@ class ExpectedError(Exception):
 
     Other packages derive their errors from it too, beside a built-in class: `class BadFile(ExpectedError, OSError)`.
     """
+
+
+@cache
+def warn_once(sentence: str, *values: str) -> None:
+    """Logs a warning; with the same values once in a process."""
+    log.warning(sentence, *values)

@@ -9,20 +9,28 @@ as an object may replace its generator: if one holds another object, the search 
 transforms of batches, which should draw from their `random`, that is left out.
 """
 
-import logging
 import random
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from .errors import warn_once
 from .held import Held
 from .randomness import GOLDEN, MASK, mix, seed_globals
 
-log = logging.getLogger(__name__)
+UNSEEDABLE = (
+    "a dataset, collate_fn or transform holds a %s, which the loader cannot seed: it differs from run to run and "
+    "after a resume; draw from the global generators of Python, numpy or torch, or from the `random` that "
+    "read_batch and a batch's transform get"
+)
+ITERATOR = (
+    "a dataset, collate_fn or transform holds an iterator (%s): if reading a sample advances it, samples "
+    "depend on the number of workers, and differ after a resume; compute what it gives from the index"
+)
 
 
 class Seeder:
@@ -40,8 +48,10 @@ class Seeder:
     def _search(self) -> None:
         self._held = Held(self._called, self._counts)
         self._held.follow_code()
-        for kind in self._held.iterators:
-            warn_of_iterator(kind)
+        worker = get_worker_info()
+        if worker is None or worker.id == 0:
+            for kind in self._held.iterators:
+                warn_once(ITERATOR, kind)
         reseeds = map(reseeder, self._held.generators.values())
         self.reseeds = [reseed for reseed in reseeds if reseed is not None]
 
@@ -65,10 +75,10 @@ class Seeder:
 def reseeder(generator: Any) -> Callable[[int], object] | None:
     """Returns what reseeds a generator in place, by 64 bits. Warns, once, of one that cannot be seeded."""
     if isinstance(generator, torch.Generator) and generator.device.type != "cpu" and get_worker_info() is not None:
-        warn_of(f"torch.Generator on {generator.device}")  # a forked process must not touch the device
+        warn_once(UNSEEDABLE, f"torch.Generator on {generator.device}")  # a forked process must not touch the device
         return None
     if isinstance(generator, random.SystemRandom):
-        warn_of("random.SystemRandom")
+        warn_once(UNSEEDABLE, "random.SystemRandom")
         return None
     if isinstance(generator, np.random.BitGenerator):
         return partial(reseed_numpy, generator)
@@ -77,27 +87,6 @@ def reseeder(generator: Any) -> Callable[[int], object] | None:
     if isinstance(generator, random.Random):
         return generator.seed
     return lambda seed: generator.manual_seed(seed >> 1)  # torch's seeds fit into an int64
-
-
-@cache
-def warn_of(kind: str) -> None:
-    log.warning(
-        "a dataset, collate_fn or transform holds a %s, which the loader cannot seed: it differs from run to run and "
-        "after a resume; draw from the global generators of Python, numpy or torch, or from the `random` that "
-        "read_batch and a batch's transform get",
-        kind,
-    )
-
-
-@cache
-def warn_of_iterator(kind: str) -> None:
-    worker = get_worker_info()
-    if worker is None or worker.id == 0:
-        log.warning(
-            "a dataset, collate_fn or transform holds an iterator (%s): if reading a sample advances it, samples "
-            "depend on the number of workers, and differ after a resume; compute what it gives from the index",
-            kind,
-        )
 
 
 def reseed_numpy(bits: Any, seed: int) -> None:

@@ -15,7 +15,8 @@ from example_datasets import contents
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders import Preloader, ResidentLoader, WorkerLoader
-from loaders.generators import Seeder, warn_of, warn_of_iterator
+from loaders.errors import warn_once
+from loaders.generators import Seeder
 
 COUNT = 128
 
@@ -341,7 +342,7 @@ def test_what_a_loader_calls_draws_the_same_with_any_workers_and_after_a_resume(
 
 
 def test_a_generator_that_cannot_be_seeded_is_named_once(caplog):
-    warn_of.cache_clear()
+    warn_once.cache_clear()
     draws(Numbers(Draws(random.SystemRandom)), 0, epochs=2)
     (record,) = caplog.records
     assert "random.SystemRandom" in record.message and "global generators" in record.message
@@ -366,7 +367,7 @@ ITERATORS = {
 
 @pytest.mark.parametrize(("kind", "make"), ITERATORS.items(), ids=ITERATORS)
 def test_an_iterator_that_reading_would_advance_is_named_once(kind, make, caplog):
-    warn_of_iterator.cache_clear()
+    warn_once.cache_clear()
     draws(Advancing(make()), 0, epochs=2)
     (record,) = caplog.records
     assert f"iterator ({kind})" in record.message

@@ -13,7 +13,7 @@ from example_samplers import AS_BATCHES, BATCH_SIZE, LENGTH, Made, draw_globals,
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from loaders import Preloader, WorkerLoader
-from loaders.samplers import warn_of_change
+from loaders.errors import warn_once
 
 
 def distributed():
@@ -184,7 +184,7 @@ KEEPS = {
 @every("processes", "preloader")
 @pytest.mark.parametrize(("sampler", "keeps", "named"), KEEPS.values(), ids=KEEPS)
 def test_a_sampler_whose_own_count_no_state_has_is_named_once(sampler, keeps, named, kind, as_batches, caplog):
-    warn_of_change.cache_clear()
+    warn_once.cache_clear()
     with over(kind, sampler(keeps), as_batches) as loader:
         for _ in range(3):
             contents(loader)

@@ -10,7 +10,7 @@ from example_streams import Numbers, Stateful, loader_of, seen
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders import Preloader, StreamError, WorkerLoader
-from loaders.streams.reader import warn_of_counts
+from loaders.errors import warn_once
 
 
 class Closed(Numbers):
@@ -56,7 +56,7 @@ class IsTold(CountsEpochs):
 
 @pytest.mark.parametrize(("kind", "warns"), [(CountsEpochs, True), (IsTold, False), (Stateful, False)])
 def test_a_stream_that_counts_its_epochs_is_told_that_each_reads_a_new_copy(kind, warns, caplog):
-    warn_of_counts.cache_clear()
+    warn_once.cache_clear()
     with loader_of(kind(), 0) as loader:
         for _ in range(2):
             seen(loader)
