@@ -219,8 +219,7 @@ class PreloadEngine:
             return
         reading = item.reading
         try:
-            batch = self._copier.hand_over(reading.batch, item.ready)
-            batch = self._copier.finished(batch, number)
+            batch = self._copier.hand_over(reading.batch, item.ready, number)
         except Exception as error:
             reraise_of_signal(error)
             self._fail(reading, error)
