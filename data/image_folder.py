@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from data.classes import numbers_in
 from data.errors import DataError, check_choice, check_count, home_path, printable
 from data.images.cache import Cache
 from data.images.crops import CroppedDataset, File
@@ -112,24 +113,29 @@ class ImageFolder(ImageFiles):
         if train and len(self.classes) == 1:
             log.warning("%s has only one class, %s: there is nothing to learn", self.folder, self.classes[0])
         present = self.classes if train else class_names(self.folder)
-        numbers = {name: number for number, name in enumerate(self.classes)}
+        numbers = numbers_in(self.classes, present)
+        # The folder of each class: in val/ its name may differ in case, or in how an accent is written.
+        self._folders = [*self.classes]
         files = list[str]()
         counts = list[int]()  # images of each class that is present
         others = sorted(set(os.listdir(self.folder)) - set(present))  # files that are not read
-        for name in present:
+        for name, number in zip(present, numbers, strict=True):
             folder = self.folder / name
-            if name not in numbers:
-                raise DataError(f"{folder} is a class that {root / 'train'} does not have; remove it")
+            if number < 0 or (name != self.classes[number] and self.classes[number] in present):
+                raise DataError(
+                    f"{folder} is a class that {root / 'train'} does not have: remove it, or rename it to one of these"
+                )
             images, left_out = find_images(folder)
             if not images:
                 raise DataError(f"{folder} has no images ({', '.join(SUFFIXES)}); add some or remove it")
+            self._folders[number] = name
             files += images
             counts.append(len(images))
             others += [f"{name}/{other}" for other in left_out]
         warn_of_left_out(self.folder, others)
         # Arrays, because forked workers share them but end up copying lists. Bytes, as file names need not be UTF-8.
         self.files = np.array(list(map(os.fsencode, files)))
-        self.labels = np.repeat([numbers[name] for name in present], counts)
+        self.labels = np.repeat(numbers, counts)
         self.open_cache()
 
     def sample_ids(self) -> np.ndarray:
@@ -138,7 +144,7 @@ class ImageFolder(ImageFiles):
         return np.char.add(names[self.labels], self.files)
 
     def path(self, index: int) -> str:
-        return f"{self.folder}/{self.classes[self.labels[index]]}/{os.fsdecode(self.files[index])}"
+        return f"{self.folder}/{self._folders[self.labels[index]]}/{os.fsdecode(self.files[index])}"
 
 
 def class_names(folder: Path) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Checks the first samples of a dataset. `check_dataset` is for the tests of your own dataset, too."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
@@ -146,7 +146,13 @@ def differ(ours: Any, theirs: Any) -> bool:
 
 def lengths_of(batch: Any) -> Any:
     """The batch with tensors that are as long, but have no other dimensions."""
-    return move(batch, lambda tensor: torch.empty(tensor.shape[:1]))
+
+    def length_of(part: Any) -> Any:  # a mapping with a method `to`, as tokenizers return, is moved as a whole
+        if isinstance(part, Tensor):
+            return torch.empty(part.shape[:1])
+        return {name: lengths_of(value) for name, value in part.items()} if isinstance(part, Mapping) else part
+
+    return move(batch, length_of)
 
 
 def readable(dataset: Any, skips: bool) -> Iterator[Any]:

@@ -45,7 +45,10 @@ class TextHelpParser(argparse.ArgumentParser):
         return super().add_argument(*names, **options)
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; write a setting as KEY=VALUE, without -- and without spaces")
+        remedy = "write a setting as KEY=VALUE, without -- and without spaces"
+        if "--local-rank" in message or "--local_rank" in message:  # python -m torch.distributed.launch
+            remedy = "start the processes with torchrun"
+        raise ConfigError(f"{message}; {remedy}")
 
 
 # Hydra makes its parser in this module alone, which needs nothing else of argparse. Hydra 1.4 does without this.

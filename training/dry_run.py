@@ -9,7 +9,7 @@ It also finds out whether the loss adds up the samples, or is their mean: parts 
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
     before = [label.clone() for label in labels]
     what = f"{names_of(trainer)} cannot use the first training samples"
     with naming_batch(f"{what}{shares}", batch):
-        loss = trainer.loss_of(batch)
+        loss, batch = with_enough(trainer, trainer.loss_of, batch, smallest)
     if not all(torch.equal(label, earlier) for label, earlier in zip(labels, before, strict=True)):
         raise ConfigError(
             "the loss changes the labels that it gets, from which the scores are computed after it: let it change a "
@@ -113,11 +113,29 @@ def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
     trainer.model.eval()
 
 
+def with_enough(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, most: int) -> tuple[Any, Batch]:
+    """The result of a step, and the batch: that of two samples or, if it fails, of these repeated, up to `most`.
+
+    A loss may need more than two, such as one of the k samples with the largest losses.
+    """
+    try:
+        return step(batch), batch
+    except Exception as error:
+        times = most // max(trainer.task.batch_length(batch), 1)
+        if times > 1:
+            with suppress(Exception):
+                longer = repeated(trainer.task, batch, times)
+                return step(longer), longer
+        raise error
+
+
 def try_evaluation(trainer: Trainer, batch: Batch) -> list[str]:
     """Evaluates the first test samples. Returns the names of the scores and of the metrics' values."""
     what = f"{names_of(trainer)} cannot use the first test samples"
     with naming_batch(f"{what}, or {type(trainer).__name__}.evaluation_step returns no scores by name", batch):
-        again, scores = (trainer.evaluation_step(dict(batch)) for _ in range(2))
+        most = trainer.train_config.part_size
+        again, batch = with_enough(trainer, lambda batch: trainer.evaluation_step(dict(batch)), batch, most)
+        scores = trainer.evaluation_step(dict(batch))
         names = [*scores.keys()]
     try:
         names = [*joined(scores, trainer.metrics.compute())]

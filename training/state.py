@@ -67,6 +67,7 @@ def warn_of_unsaved(run: Run) -> None:
     path = run.folder / "checkpoints" / file_of(run.progress.step)
     if not (run.is_main and path.exists()):
         return
+    run.checkpoints.check_untouched()
     saved = read_checkpoint(path)
     set_optimizer_mode("eval", run.trainer.optimizers)
     changed = []

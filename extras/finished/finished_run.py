@@ -115,7 +115,7 @@ class FinishedRun:
         dataset = {"train": self.data.train, "val": self.data.val, "test": self.data.test}[split]
         if dataset is None:
             raise ConfigError("--split val: the run has no validation set beside its test set: use --split test")
-        return unaugmented(dataset)
+        return unaugmented(dataset) if split == "train" else dataset
 
     def loader(self, dataset: Any) -> Preloader:
         """A loader of the dataset in order, as the run evaluated it."""

@@ -239,6 +239,18 @@ def test_a_file_that_cannot_be_read_is_named_also_if_its_name_is_not_utf_8(one_i
             read()
 
 
+def test_folders_of_val_may_differ_from_those_of_train_in_case_and_in_how_accents_are_written(tmp_path):
+    root = write_images(tmp_path, ("caf\u00e9", "dog"))
+    (root / "val" / "caf\u00e9").rename(root / "val" / "Cafe\u0301")
+    dataset = ImageFolder(train=False, root=root)
+    assert dataset.classes == ("caf\u00e9", "dog") and dataset.labels.tolist() == [0, 0, 1, 1]
+    assert all(Path(dataset.path(index)).exists() for index in range(4)) and dataset[0]["label"] == 0
+    write_images(tmp_path / "two", ("dog",))
+    (tmp_path / "two" / "val" / "Dog").mkdir()
+    with refused("Dog is a class that .* does not have"):
+        ImageFolder(train=False, root=tmp_path / "two")
+
+
 def test_val_may_lack_a_class_and_a_single_class_gives_a_warning(tmp_path, caplog):
     shutil.rmtree(write_images(tmp_path, ("cat", "ape", "dog")) / "val" / "cat")
     dataset = ImageFolder(train=False, root=tmp_path)

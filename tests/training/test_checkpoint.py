@@ -235,3 +235,12 @@ def test_a_full_disk_at_a_save_is_a_sentence_and_the_checkpoint_before_stays_the
     with full_disk(2_000_000), error(str(tmp_path), r"needs 4\.0 MB", "free", "step-0000002", "resume"):
         ours.save(large)
     assert names(tmp_path) == {"last.pt", "step-0000001.pt"} and found(tmp_path) == 1
+
+
+def test_a_checkpoint_into_which_something_else_has_written_through_a_link_is_named(tmp_path, error):
+    ours = checkpoints(tmp_path)
+    ours.save(state(1))
+    ours.mark_best(1)
+    torch.save({"weight": torch.ones(1)}, tmp_path / "checkpoints" / "best.pt")
+    with error("has written into", "step-0000001.pt"):
+        ours.save(state(2))

@@ -135,6 +135,14 @@ def test_a_setting_with_spaces_is_refused_with_how_to_write_it(command, spaced):
     assert "KEY=VALUE" in command(*FAST, *spaced.split(), ends_with=1)
 
 
+def test_processes_without_torchrun_are_told_of_it(command, monkeypatch):
+    assert "start the processes with torchrun" in command("--local-rank=0", ends_with=1)
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    shown = command(*FAST, "train.process_timeout=1", ends_with=1)
+    assert "process 0 of 2 waits for the others" in shown and "or unset RANK and WORLD_SIZE" in shown
+
+
 # Going on with an earlier run
 
 

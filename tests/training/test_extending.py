@@ -153,6 +153,30 @@ class Told(Images):
         return super().__getitem__(index)[0], self.epoch
 
 
+class Reshuffled(Images):
+    """Draws from a global generator when an epoch begins."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.order = np.arange(len(self))
+
+    def set_epoch(self, epoch):
+        self.order = np.random.permutation(len(self))
+
+    def __getitem__(self, index):
+        return super().__getitem__(int(self.order[index]))
+
+
+@pytest.mark.parametrize("after", [1, 6])
+def test_what_a_dataset_draws_when_it_is_told_the_epoch_is_the_same_after_a_resume(tmp_path, after):
+    drawn = f"{IMAGES} data._target_={__name__}.Reshuffled train.epochs=3"
+    train(tmp_path / "whole", drawn)
+    with pytest.raises(Stopped):
+        train(tmp_path / "resumed", drawn, *stop(after))
+    train(tmp_path / "resumed", drawn)
+    assert not differing_weights(tmp_path / "whole", tmp_path / "resumed")
+
+
 class LogsLabels:
     def on_step(self, run):
         run.log(told=run.batch["label"].float().mean())
@@ -374,9 +398,28 @@ def test_weights_in_float16_are_refused(tmp_path, error):
         train(tmp_path, NETWORK, "+model.dtype=float16")
 
 
+class Careless:
+    """Does once what changes nothing, or too much."""
+
+    has_changed = False
+
+    def on_log(self, run, values):
+        if not self.has_changed:
+            values["perplexity"] = 1.0
+
+    def on_evaluation(self, run, scores):
+        if not self.has_changed:
+            self.has_changed = True
+            torch.set_grad_enabled(False)
+
+
+CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100"
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (CARELESS, "on_evaluation of callbacks.mine has switched gradients off"),
         (
             f"model._target_={__name__}.Forgetful +model.fault=layer",
             "2 trainable weights have no gradient in the first",
@@ -611,6 +654,36 @@ def test_what_a_callback_sets_in_vain_or_over_a_checkpoint_is_said(tmp_path, cap
     assert "on_start of a callback has changed weights that the checkpoint had" in caplog.text
     with error("a callback has set batch_size of run.train_loader"):
         train(tmp_path / "sets", loads, "+callbacks.loads.sets=true")
+
+
+def hardest(outputs, labels):
+    return nn.functional.cross_entropy(outputs, labels, reduction="none").topk(8).values.mean()
+
+
+def test_a_loss_that_needs_more_samples_than_are_tried_first_is_tried_with_more(tmp_path):
+    train(tmp_path, f"task.loss={{_target_: {__name__}.hardest, _partial_: true}} train.epochs=1")
+    assert checkpoint(tmp_path)["step"] == 8
+
+
+class EvaluatesToo:
+    """Evaluates a batch of its own by the trainer, with other labels."""
+
+    def on_epoch_end(self, run):
+        for batch in run.batches_to_look_at(1):
+            run.trainer.evaluation_step({**batch, "label": (batch["label"] + 1) % 10})
+
+
+def test_what_a_callback_evaluates_is_in_no_metric_of_the_run(tmp_path):
+    worst = f"task.metrics={{worst: {{_target_: {EXTENSIONS}.Worst}}}} optim.lr=0.01"
+    train(tmp_path / "plain", worst)
+    train(tmp_path / "more", worst, f"+callbacks.more._target_={__name__}.EvaluatesToo")
+    plain, more = (logged(tmp_path / name, "test_worst") for name in ("plain", "more"))
+    assert plain == more and len(more) == 2
+
+
+def test_a_value_that_is_added_to_a_written_line_is_named(tmp_path, caplog):
+    train(tmp_path, CARELESS, "train.epochs=1")
+    assert "has set perplexity in a line that is written already: call run.log" in caplog.text
 
 
 def in_place(outputs, labels):

@@ -1,6 +1,7 @@
 """What callbacks, optimizers and collate functions of a fork may do in a run without changing what it trains."""
 
 import random
+from collections import UserDict
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, ClassVar
@@ -192,6 +193,29 @@ def test_a_collate_function_that_draws_is_warned_of(tmp_path, caplog, collate, w
     collates = f"data.collate={{_target_: {__name__}.{collate}}}"
     train(tmp_path, collates, f"loader.num_workers={workers} train.epochs=1 data.length=64")
     assert ("data.collate gives other batches" in caplog.text) == (collate == "noisy")
+
+
+class Tokenized(UserDict):
+    """What tokenizers return: a mapping that has a method `to`, which moves it as a whole."""
+
+    def to(self, device):
+        return Tokenized({name: value.to(device) for name, value in self.items()})
+
+
+class Tokens(Images):
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return Tokenized(image=image, label=torch.tensor(label))
+
+
+def tokenized(samples):
+    return Tokenized(default_collate([dict(sample) for sample in samples]))
+
+
+@pytest.mark.parametrize("collate", ["", f"data.collate={{_target_: {__name__}.tokenized}}"])
+def test_samples_and_batches_may_be_mappings_that_move_as_a_whole(tmp_path, collate):
+    train(tmp_path, f"{IMAGES} data._target_={__name__}.Tokens train.epochs=1 train.accumulate=2", collate)
+    assert checkpoint(tmp_path)["step"] == 4
 
 
 class Drawing(Images):
