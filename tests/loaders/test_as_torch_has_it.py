@@ -10,34 +10,27 @@ from torch.utils.data import DataLoader
 
 from loaders import Preloader, SeededLoader, WorkerLoader
 
-LENGTH = 24
-BATCH_SIZE = 4
-
-
 OF_SEEDS = ["set_epoch", "state_dict", "load_state_dict"]
 
 
-def over(kind, depth, seed):
-    return lambda: Preloader(kind(Numbers(LENGTH), BATCH_SIZE, **seed), "cpu", depth)
-
-
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("kind", "dataset", "settings", "expected"),
     [
-        (lambda: WorkerLoader(Numbers(LENGTH), BATCH_SIZE), []),
-        (lambda: WorkerLoader(Stream(6), BATCH_SIZE), []),
-        (lambda: WorkerLoader(Numbers(LENGTH), BATCH_SIZE, seed=0), OF_SEEDS),
-        *[(over(WorkerLoader, depth, {"seed": 0}), OF_SEEDS) for depth in (0, 2)],
-        *[(over(kind, depth, {}), ["set_epoch"]) for kind in (WorkerLoader, DataLoader) for depth in (0, 2)],
+        (WorkerLoader, Numbers(24), {}, []),
+        (WorkerLoader, Stream(6), {}, []),
+        (WorkerLoader, Numbers(24), {"seed": 0}, OF_SEEDS),
+        (DataLoader, Numbers(24), {}, []),
     ],
 )
-def test_only_a_loader_with_a_seed_has_set_epoch_and_a_state(make, expected):
-    with make() as loader:
+def test_only_a_loader_with_a_seed_has_set_epoch_and_a_state(kind, dataset, settings, expected, closed_later):
+    inner = kind(dataset, 4, **settings)
+    assert [name for name in OF_SEEDS if hasattr(inner, name)] == expected
+    for depth in (0, 2):
+        loader = closed_later(Preloader(inner, "cpu", depth))
         for _ in range(2):
-            assert [name for name in OF_SEEDS if hasattr(loader, name)] == expected
-            if "set_epoch" in expected:  # a Preloader's does no harm without a sampler to tell
-                loader.set_epoch(3)
-            assert torch.cat(list(loader)).tolist() == list(range(len(loader.dataset)))
+            assert [name for name in OF_SEEDS if hasattr(loader, name)] == (expected or ["set_epoch"])
+            loader.set_epoch(3)  # it does no harm without a sampler to tell
+            assert torch.cat(list(loader)).tolist() == list(range(len(dataset)))
 
 
 class Scales:

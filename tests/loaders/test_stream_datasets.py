@@ -3,6 +3,7 @@
 import gc
 import logging
 import re
+from functools import partial
 
 import pytest
 from every_loader import saved
@@ -146,27 +147,25 @@ class WithLambda(Numbers):
         self.transform = lambda sample: sample
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: WorkerLoader(Numbers(), 3, seed=0, shuffle=True), "shuffle=True: .* give shuffle_buffer=1000"),
-        (lambda: WorkerLoader(Numbers(), 3, seed=0, streams=8, world_size=3), "streams=8 .* give a multiple of 3"),
-        (lambda: WorkerLoader(Numbers(), 3, seed=0, worker_method="thread"), "'thread' needs a map-style dataset"),
-        (lambda: WorkerLoader(Numbers(), 3, shuffle_buffer=8), "needs? a seed"),
-        (lambda: WorkerLoader(split_by_rank(), 3, seed=0, world_size=2), "is split by rank already"),
-        (
-            lambda: list(WorkerLoader(WithLambda(), 3, seed=0)),
-            "WithLambda cannot be pickled, and each stream .*lambda",
-        ),
-        (lambda: list(Preloader(WorkerLoader(Numbers(), 3, seed=0), "cpu", 2)), "cannot be read in a thread"),
-        (lambda: len(WorkerLoader(Numbers(), 3, seed=0)), "has no length"),
-        (lambda: load(loader_of(Numbers(), 0), loader_of(Numbers(), 0, streams=2)), "streams=2, but .* streams=4"),
-        (lambda: load(loader_of(Numbers(9), 0), loader_of(Numbers(), 0)), "stream 1 ended 1 samples before"),
-    ],
-)
-def test_what_cannot_work_is_refused_in_words(make, said):
+of_numbers = partial(WorkerLoader, Numbers(), 3)
+REFUSED = {
+    "shuffle=True: .* give shuffle_buffer=1000": partial(of_numbers, seed=0, shuffle=True),
+    "streams=8 .* give a multiple of 3": partial(of_numbers, seed=0, streams=8, world_size=3),
+    "'thread' needs a map-style dataset": partial(of_numbers, seed=0, worker_method="thread"),
+    "needs? a seed": partial(of_numbers, shuffle_buffer=8),
+    "is split by rank already": lambda: WorkerLoader(split_by_rank(), 3, seed=0, world_size=2),
+    "WithLambda cannot be pickled, and each stream .*lambda": lambda: list(WorkerLoader(WithLambda(), 3, seed=0)),
+    "cannot be read in a thread": lambda: list(Preloader(of_numbers(seed=0), "cpu", 2)),
+    "has no length": lambda: len(of_numbers(seed=0)),
+    "streams=2, but .* streams=4": lambda: load(loader_of(Numbers(), 0), loader_of(Numbers(), 0, streams=2)),
+    "stream 1 ended 1 samples before": lambda: load(loader_of(Numbers(9), 0), loader_of(Numbers(), 0)),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_cannot_work_is_refused_in_words(said):
     with pytest.raises((ValueError, TypeError, RuntimeError, AttributeError), match=said):
-        make()
+        REFUSED[said]()
 
 
 def split_by_rank():

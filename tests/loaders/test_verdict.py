@@ -239,23 +239,21 @@ def test_what_is_set_is_never_advised(known, measured):
 
 
 @pytest.mark.parametrize(
-    ("make", "setting"),
+    ("kind", "settings", "expected"),
     [
-        (lambda: DataLoader(Numbers(64), 8, num_workers=1), ("torch", 1, 0)),
-        (lambda: TorchLoader(Numbers(64), 8, num_workers=1, seed=0), ("torch", 1, 0)),
-        (lambda: WorkerLoader(Numbers(64), 8, num_workers=1), ("workers", 1, 0)),
-        (lambda: WorkerLoader(Numbers(64), 8, num_workers=1, worker_method="thread", seed=0), ("threads", 1, 0)),
-        (lambda: Preloader(WorkerLoader(Numbers(64), 8, num_workers=0, seed=0), "cpu", depth=3), ("workers", 0, 3)),
-        (lambda: ResidentLoader(Numbers(64), 8, device="cpu"), ("resident", 0, 0)),
-        (lambda: [torch.zeros(8, 3)], ("other", 0, 0)),
+        (DataLoader, {"num_workers": 1}, ("torch", 1)),
+        (TorchLoader, {"num_workers": 1, "seed": 0}, ("torch", 1)),
+        (WorkerLoader, {"num_workers": 1}, ("workers", 1)),
+        (WorkerLoader, {"num_workers": 1, "worker_method": "thread", "seed": 0}, ("threads", 1)),
+        (ResidentLoader, {"device": "cpu"}, ("resident", 0)),
+        (lambda *_: [torch.zeros(8, 3)], {}, ("other", 0)),
     ],
 )
-def test_the_setting_of_a_loader_is_that_of_the_one_inside(make, setting, closed_later):
-    loader = make()
-    if hasattr(loader, "close"):
-        closed_later(loader)
-    found = Setting.of(loader, on_cpu=True)
-    assert (found.kind, found.num_workers, found.depth) == setting
+def test_the_setting_of_a_loader_is_that_of_the_one_inside(kind, settings, expected, closed_later):
+    inner = kind(Numbers(64), 8, **settings)
+    for loader, depth in ((inner, 0), (closed_later(Preloader(inner, "cpu", 3)), 3)):
+        found = Setting.of(loader, on_cpu=True)
+        assert (found.kind, found.num_workers, found.depth) == (*expected, depth)
 
 
 @pytest.mark.parametrize("kind", [DataLoader, WorkerLoader])

@@ -29,7 +29,6 @@ def run(folder, *settings, ends_with=1):
 # Config files
 
 YAMLS = {
-    "a tab": b"# @package _global_\ntrain:\n\tepochs: 2\n",
     "an open brace": b"# @package _global_\ntrain: {epochs: 2\n",
     "no text": b"\xff\xfe\x00train",
     "a list": b"- 1\n- 2\n",
@@ -39,7 +38,6 @@ YAMLS = {
     "an interpolation without an end": b"# @package _global_\noptim:\n  lr: ${oc.env:\n",
     "a number as defaults": b"defaults: 3\n",
     "no package": b"train:\n  epochs: 2\n",
-    "a number in defaults": b"defaults:\n  - 3\n",
     "an unknown section": b"# @package _global_\ntrian:\n  epochs: 1\n",
 }
 
