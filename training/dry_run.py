@@ -321,5 +321,5 @@ def tensors_put_back(modules: nn.Module) -> Iterator[None]:
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes that a network's author has set, without weights, buffers and modules. `training` is the mode."""
-    return {name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"}
+    """The attributes that a network's author has set, without weights, buffers and modules, and the mode."""
+    return {name: value for name, value in vars(module).items() if name[0] != "_"}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from loaders import generators_of, is_generator
 from training.checks import differ
 from training.config import ConfigError
-from training.optimizer import RATES, plain, settings_of_groups, weights_of
+from training.optimizer import RATES, as_builtin, settings_of_groups, weights_of
 from training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class ModuleState:
         settings: dict[str, Any] = {f"{name}.requires_grad": weight.requires_grad for name, weight in weights}
         for path, module in self._modules().items():
             for name, value in vars(module).items():
-                setting = plain(value)
+                setting = as_builtin(value)
                 if type(setting) in SETTINGS and not name.startswith("_"):
                     settings[f"{path}.{name}"] = setting
         return settings
@@ -213,12 +213,13 @@ class ModuleState:
         """Copies of what no state_dict has, on the CPU."""
         values: dict[str, Any] = {}
         for path, owner in self._owners().items():
-            is_module = isinstance(owner, nn.Module)
-            attributes = owner._buffers if is_module else getattr(owner, "__dict__", {})
+            attributes = getattr(owner, "__dict__", {})
             if owner is self._trainer:
                 attributes = owner.own_attributes()
-            for name in owner._non_persistent_buffers_set if is_module else attributes:
-                value = plain(attributes[name])
+            elif isinstance(owner, nn.Module):
+                attributes = {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
+            for name, value in attributes.items():
+                value = as_builtin(value)
                 if isinstance(value, Tensor) and value.layout is torch.strided:
                     values[f"{path}.{name}"] = value.detach().to("cpu", copy=True)
                 elif type(value) in SETTINGS:
