@@ -13,9 +13,8 @@ from training.checks import differ
 from training.config import ConfigError
 from training.optimizer import resume_optimizer, saved_optimizer, set_optimizer_mode
 from training.processes import is_sweep
-from training.resume import OF_LOADER, Origin, changes_since, check_same_run, sentences
+from training.resume import OF_LOADER, Origin, changes_since, check_same_run, load_weights, sentences
 from training.run import Run
-from training.weights import load_weights
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from loaders import move
-from training.figure import new_figure, png
+from training.look import new_figure, png
 from training.run import Run
 
 

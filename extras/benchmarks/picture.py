@@ -1,7 +1,7 @@
 """The benchmarks' pictures: a bar of images per second for each row, with the spread of its rounds."""
 
 from scripts.bench_harness import Row
-from training.figure import INK, new_figure, png
+from training.look import INK, new_figure, png
 
 OURS = "#08519c"
 THEIRS = "#9ecae1"

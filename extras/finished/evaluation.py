@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from data.batch_transform import Normalize
-from training.figure import INK, new_figure, png
-from training.table import shorten, table
+from training.look import INK, new_figure, png, shorten, table
 
 MISTAKES = 25  # images in the picture of the worst mistakes
 IN_A_ROW = 5

@@ -31,10 +31,9 @@ from training.datasets import Datasets
 from training.launch import Extras
 from training.module_state import ModuleState
 from training.processes import Processes
-from training.resume import Origin
+from training.resume import Origin, evaluated_weights
 from training.tasks import Batch
 from training.trainer import Trainer
-from training.weights import evaluated_weights
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,8 @@ from data.array_dataset import resized_middle
 from data.batch_transform import Normalize
 from data.errors import DataError
 from data.images.crops import LONGEST_SIDE, CroppedDataset
-from training.build_task import build_task, numbers_by_class
 from training.config import Config
-from training.datasets import Datasets
+from training.datasets import Datasets, build_task, numbers_by_class
 from training.preprocessing import naming, sizes_of
 from training.tasks import Batch
 

@@ -31,7 +31,7 @@ from training.config import ROOT, Config, ConfigError, checked
 from training.datasets import build_data, take_share
 from training.files import write_whole
 from training.launch import Extras
-from training.page import thumbnail, write_page
+from training.look import thumbnail, write_page
 from training.preprocessing import preprocessing_of
 from training.script import parser, run_script
 

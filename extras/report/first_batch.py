@@ -18,9 +18,8 @@ from data.classes import label_text
 from data.subset import undivided
 from data.transform import Transform, name_of
 from loaders import Random, move, preserved_globals
-from training.page import thumbnail
+from training.look import shorten, thumbnail
 from training.run import Run
-from training.table import shorten
 
 Row = dict[str, Any]  # a row of the table in report.html
 Note = Callable[[str, Any], None]  # gets the name of a stage, and the values after it

@@ -24,7 +24,7 @@ from training.checkpoint import file_of, step_files
 from training.command_line import earlier_command, value_of
 from training.config import ROOT, ConfigError
 from training.files import line_of, read_json
-from training.page import embedded, write_page
+from training.look import embedded, write_page
 from training.script import parser, run_script
 
 TEMPLATE = Path(__file__).with_name("report.html")

@@ -34,10 +34,9 @@ from extras.report.page import Facts
 from loaders import Accelerator, LoaderStats, Window
 from training.config import ROOT, checked, flat
 from training.files import write_whole
-from training.results import git_commit, only_warns, plain, sentence_of, versions
+from training.look import table
+from training.results import VERDICT_KEYS, git_commit, only_warns, plain, sentence_of, versions
 from training.run import Run
-from training.table import table
-from training.verdict import KEYS
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +165,7 @@ class Report:
         if measured is None:
             return
         measured = replace(measured, callbacks=callback_seconds(run))
-        facts["verdict"] = evidence.verdict(measured).sentence(KEYS)
+        facts["verdict"] = evidence.verdict(measured).sentence(VERDICT_KEYS)
         facts["free_step_ms"] = [1000 * min(measured.free), 1000 * max(measured.free)]
         facts["free_data_gain"] = [*evidence.gains(measured)]
         facts["queueing_ms"] = None if measured.queueing is None else 1000 * measured.queueing
@@ -263,7 +262,7 @@ def facts_until_now(run: Run) -> Facts:
 def limit(run: Run, total: Window) -> Facts:
     """What limits the speed of the timed steps."""
     return {
-        "verdict": run.timer.evidence(run.train_loader, total).verdict().sentence(KEYS),
+        "verdict": run.timer.evidence(run.train_loader, total).verdict().sentence(VERDICT_KEYS),
         "data_wait_fraction": total.data_wait_fraction if total.steps else None,
     }
 

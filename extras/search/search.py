@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from data import attribute_of
 from training.build import any_target, named_sections, target_of
 from training.processes import world_size
-from training.table import table
 
 SWEEPER = "OptunaSweeper"
 

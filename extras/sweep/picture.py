@@ -4,8 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.figure import INK, new_figure, png
-from training.table import shorten
+from training.look import INK, new_figure, png, shorten
 
 COLORS = {" ": "#9ecae1", "=": "#4a98c9", ">": "#08519c"}
 RANGE = "#d94801"  # colour of the line from the lowest to the highest speed

@@ -18,8 +18,7 @@ from urllib.parse import quote
 from data.errors import DataError
 from extras.sweep.picture import Bar, draw_bars, draw_scores
 from training.files import read_json, write_whole
-from training.page import embedded, write_page
-from training.table import table
+from training.look import embedded, table, write_page
 
 PAGE = Path(__file__).with_name("sweep.html")
 NOTES = ".sweep"  # the folder of the jobs' notes

@@ -6,8 +6,8 @@ from typing import Any
 
 from data.errors import Range, check_range
 from loaders import StepTimer, Timeline
-from training.figure import INK, new_figure, png
 from training.files import write_whole
+from training.look import INK, new_figure, png
 from training.run import Run
 
 PALE = "#8a8a8a"

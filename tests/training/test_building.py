@@ -15,9 +15,8 @@ from loaders.build import LOADERS
 from tests.configs import SMALL, composed, composed_by_hydra, train
 from tests.data.reading import refused
 from training.build import build
-from training.build_task import build_task
 from training.config import checked
-from training.datasets import build_data
+from training.datasets import build_data, build_task
 from training.optimizer import build_optimizer, build_schedule, freeze
 from training.order import build_order
 from training.run import build_callbacks

@@ -10,7 +10,7 @@ from data.array_dataset import ArrayDataset
 from data.subset import split
 from tests.configs import IMAGES, checkpoint, differing_weights, train
 from tests.data.reading import refused
-from training.build_task import numbers_by_class
+from training.datasets import numbers_by_class
 
 CLASSIFICATION = "training.tasks.Classification"
 BRIGHTNESS = {"apple": 10, "berry": 120, "cherry": 240}

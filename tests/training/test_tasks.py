@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils.data import default_collate
 
 from tests.data.reading import refused
-from training.build_task import check_attributes
 from training.checks import check_batch
+from training.datasets import check_attributes
 from training.parts import rows_of
 from training.tasks import RENAMED, Classification, Multilabel, Regression, Task, check_weights
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from tests.configs import checkpoint, differences, differing_weights, stop, train
 from tests.data.reading import refused
+from training.resume import load_weights, read_weights
 from training.stopping import Stopped
-from training.weights import load_weights, read_weights
 
 CNN = ("model=small_cnn", "model.width=1", "train.epochs=1")
 
