@@ -110,7 +110,6 @@ def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
                 single,
             ):
                 trainer.loss_of(single)
-    trainer.model.eval()
 
 
 def with_enough(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, most: int) -> tuple[Any, Batch]:

@@ -42,8 +42,7 @@ class ModuleState:
         self._processes = trainer.processes
         self._parts_at_start = self._parts()
         self._at_start: dict[str, Any] = {}  # the settings
-        self._differing: set[str] = set()  # the settings of which a warning said that processes have different ones
-        self._has_warned_of_mode = False
+        self._warned: set[str] = set()  # the settings of which `check` has warned
         self.never_finite = self._broken()
 
     def not_finite(self) -> set[str]:
@@ -161,7 +160,7 @@ class ModuleState:
         self._check_mode()
         settings = self._settings() | settings_of_groups(self._trainer.optimizers, SAME)
         of_processes = self._processes.gather(settings)
-        for name in sorted(set().union(*of_processes) - self._differing):
+        for name in sorted(set().union(*of_processes) - self._warned):
             values = [theirs.get(name) for theirs in of_processes]
             if len({*map(repr, values)}) == 1:
                 continue
@@ -170,14 +169,15 @@ class ModuleState:
             )
             if name.rpartition(".")[2] in SAME:
                 raise ConfigError(sentence)
-            self._differing.add(name)
+            self._warned.add(name)
             log.warning("%s", sentence)
 
     def _check_mode(self) -> None:
         """Warns once if the network was set to evaluation mode. Only some of its modules may be."""
         network = self._trainer.model
-        if self._at_start.get("model.training") and not network.training and not self._has_warned_of_mode:
-            self._has_warned_of_mode = True
+        name = "model.training"
+        if self._at_start.get(name) and not network.training and name not in self._warned:
+            self._warned.add(name)
             log.warning(
                 "a callback has left %s in evaluation mode, so it trains without dropout and with the statistics of "
                 "batch norm as they are: call run.trainer.model.train()",

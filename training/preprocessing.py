@@ -145,35 +145,33 @@ def check_layouts(inputs: Batch, model: Section, means: Sequence[Any], has_image
 
     model: the section. means: of the channels, as far as they are known. has_images: whether an input is an image.
     """
+    parameters = parameters_of(target_of("model", model).func)
+    sizes_network = "in_channels" in parameters and "in_channels" not in model
+    stated = {len(mean) for mean in means if mean is not None} | {model.get("in_channels")}
+    forms = []
     for name, batch in inputs.items():
         is_image = isinstance(batch, Tensor) and batch.ndim == 4
-        raw = [] if is_image else [part for part in tensors(batch) if part.dtype == torch.uint8 and part.ndim > 3]
-        if raw:
+        raw = [part for part in tensors(batch) if part.dtype == torch.uint8 and part.ndim > 3]
+        if raw and not is_image:
             log.warning(
                 "%r has %s: the network gets these numbers as they are, 0 to 255: only a field of one uint8 image "
                 "(H, W, C) per sample is normalised by a mean and a std; return such fields (task.inputs=[one,two]), "
                 "or scale them in the network",
                 *(name, form_of(raw[0][0])),
             )
-    parameters = parameters_of(target_of("model", model).func)
-    sizes_network = "in_channels" in parameters and "in_channels" not in model
-    stated = {len(mean) for mean in means if mean is not None} | {model.get("in_channels")}
-    forms = []
-    for name, batch in inputs.items():
-        if isinstance(batch, Tensor):
-            forms.append(f"{name!r} is {form_of(batch[0])}")
-            if batch.dtype == torch.uint8 or sizes_network:
-                check_layout(name, batch.dtype, tuple(batch.shape[1:]), stated)
-    if not sizes_network or has_images:
-        return
-    for name, batch in inputs.items():
-        if isinstance(batch, Tensor) and batch.dtype == torch.uint8 and batch.ndim == 3:
+        if not isinstance(batch, Tensor):
+            continue
+        form = f"{name!r} is {form_of(batch[0])}"
+        forms.append(form)
+        is_uint8 = batch.dtype == torch.uint8
+        if is_uint8 or sizes_network:
+            check_layout(name, batch.dtype, tuple(batch.shape[1:]), stated)
+        if is_uint8 and batch.ndim == 3 and sizes_network and not has_images:
             raise ConfigError(
-                f"{name!r} is {form_of(batch[0])}: uint8 images have their channels last, (H, W, 1) or (H, W, 3); "
-                "return them so, or return another dtype"
+                f"{form}: uint8 images have their channels last, (H, W, 1) or (H, W, 3); return them so, or return "
+                "another dtype"
             )
-    parameter = parameters["in_channels"]
-    if parameter.default is parameter.empty:
+    if sizes_network and not has_images and parameters["in_channels"].default is inspect.Parameter.empty:
         raise ConfigError(
             f"the network needs in_channels, and no input is an image, {', '.join(forms)}: return uint8 (H, W, C) "
             "or floats (C, H, W), such as image[None], or set +model.in_channels=N"

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from data import attribute_of
 from training.build import any_target, named_sections, target_of
+from training.look import table
 from training.processes import world_size
 
 SWEEPER = "OptunaSweeper"
