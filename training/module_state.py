@@ -149,7 +149,8 @@ class ModuleState:
     def check(self) -> None:
         """Raises ConfigError for a change that no resume could load, or with which processes train different weights.
 
-        Warns of other settings that differ between processes. All of them have to call it.
+        Warns once of a network in evaluation mode, and of other settings that differ between processes. All processes
+        have to call it.
         """
         if self._parts() != self._parts_at_start:
             raise ConfigError(
@@ -157,7 +158,15 @@ class ModuleState:
                 "was built, so a resume could not load it: build it in the network, or in configure_optimizers() of a "
                 "trainer; after pruning call torch.nn.utils.prune.remove"
             )
-        self._check_mode()
+        network = self._trainer.model
+        mode = "model.training"
+        if self._at_start.get(mode) and not network.training and mode not in self._warned:  # some modules may be
+            self._warned.add(mode)
+            log.warning(
+                "a callback has left %s in evaluation mode, so it trains without dropout and with the statistics of "
+                "batch norm as they are: call run.trainer.model.train()",
+                type(network).__name__,
+            )
         settings = self._settings() | settings_of_groups(self._trainer.optimizers, SAME)
         of_processes = self._processes.gather(settings)
         for name in sorted(set().union(*of_processes) - self._warned):
@@ -171,18 +180,6 @@ class ModuleState:
                 raise ConfigError(sentence)
             self._warned.add(name)
             log.warning("%s", sentence)
-
-    def _check_mode(self) -> None:
-        """Warns once if the network was set to evaluation mode. Only some of its modules may be."""
-        network = self._trainer.model
-        name = "model.training"
-        if self._at_start.get(name) and not network.training and name not in self._warned:
-            self._warned.add(name)
-            log.warning(
-                "a callback has left %s in evaluation mode, so it trains without dropout and with the statistics of "
-                "batch norm as they are: call run.trainer.model.train()",
-                type(network).__name__,
-            )
 
     def _modules(self) -> dict[str, nn.Module]:
         return {path: part for path, part in self._trainer.all_modules.named_modules() if path}
