@@ -210,8 +210,8 @@ def load_weights(source: Weights, model: nn.Module) -> None:
         raise ConfigError(
             f"train.init_from: {source.path} has none of the layers of the network: {theirs}; it has {ours}"
         )
-    model.load_state_dict(taken, strict=False)
-    new |= {layer_of(name) for name in own.keys() - taken.keys()}
+    missing, _ = model.load_state_dict(taken, strict=False)  # torch does not miss the counts of old batch norms
+    new |= {layer_of(name) for name in missing}
     unused = {layer_of(name) for name in weights.keys() - own.keys()}
     log.info(
         "train.init_from: %d of %d tensors come from %s; new layers, of another size or not in it: %s; not used: %s",
