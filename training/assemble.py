@@ -70,7 +70,8 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
     eval_split = "test" if data.val is None else "val"
     eval_loader = cleanup.enter_context(make_eval_loader(getattr(data, eval_split)))
 
-    with explained("the length of an epoch is not known", "give the sampler a __len__", TypeError):
+    remedy = "set train.steps_per_epoch for a stream, or give the sampler a __len__"
+    with explained("the length of an epoch is not known", remedy, TypeError):
         steps = config.train.epochs * len(train_loader)
     if not steps:
         raise ConfigError(

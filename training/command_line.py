@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -16,7 +15,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import OmegaConf
 
-from data.errors import explained
 from data.transform import OLD_KEYS
 from training.config import ROOT, ConfigError
 from training.files import write_whole
@@ -32,7 +30,6 @@ PLUGINS = {  # of Hydra, by the group that they add to
     "hydra/sweeper": "hydra-optuna-sweeper",
     "hydra/launcher": "hydra-joblib-launcher hydra-submitit-launcher",
 }
-ROOM = 1 << 16  # bytes that Hydra's files and the first lines of the log take
 
 
 class TextHelpParser(argparse.ArgumentParser):
@@ -91,23 +88,11 @@ def complete(arguments: list[str]) -> list[str]:
         folder = folder_of_torchrun(default)
     if folder is not None and key not in by_key:
         overrides = [*overrides, f"{key}={value_of(folder)}"]
-    only_shows = options.cfg or options.info or options.help or options.hydra_help
-    if not only_shows and rank() == 0:
-        check_folder(Path(str(by_key[key].value() if key in by_key else folder or default)))
     return [*flags, *overrides, *(SILENT if rank() > 0 else [])]
 
 
 def with_home(argument: str) -> str:
     return re.sub(r"(?<=[=,\'\"[])~(?=[/,]|$)", lambda _: os.path.expanduser("~"), argument)
-
-
-def check_folder(folder: Path) -> None:
-    """Raises DataError if the folder cannot be written."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    what = f"{existing.absolute()} cannot be written"
-    remedy = "make room there, or set hydra.run.dir to another folder"
-    with explained(what, remedy, OSError), tempfile.TemporaryFile(dir=existing) as probe:
-        probe.write(bytes(ROOM))
 
 
 def check_names(config_dir: str | None) -> None:

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import sys
-import tempfile
 from contextlib import suppress
 
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from tests.configs import checkpoint, summary_of
 from tests.data.reading import refused
 from tests.training.test_command_line import program
-from training.command_line import check_folder
 from training.launch import LogFile
+from training.results import Results
 from training.script import run_script
 
 SKIPPED = 77
@@ -84,7 +83,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_done(python
     done = program(python, tmp_path, READ_ONLY, "hydra.run.dir=ours/out")
     if done.returncode == SKIPPED:
         pytest.skip("the kernel does not let this user mount a file system")
-    assert done.returncode == 1 and "ours cannot be written" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "Read-only file system: 'ours" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_log_that_cannot_be_written_is_said_once(capsys):
@@ -100,12 +99,12 @@ def test_a_log_that_cannot_be_written_is_said_once(capsys):
 
 
 def test_a_folder_without_room_is_named_before_anything_is_done(tmp_path, monkeypatch):
-    def full(**_):
+    def full(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    with refused(r"No space left on device"):
-        check_folder(tmp_path / "run")
+    monkeypatch.setattr("training.results.locked", full)
+    with refused(r"run cannot be written .*No space left on device"):
+        Results(tmp_path / "run", writes=True)
 
 
 def test_a_script_shows_letters_that_its_terminal_lacks_as_numbers(tmp_path, monkeypatch):
