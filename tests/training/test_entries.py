@@ -116,7 +116,7 @@ SETTINGS = {
     "task.class_weights={a: 1}": "class_weights",
     "task.class_weights=[]": "class_weights",
     "+callbacks.x=3": "callbacks.x=3",
-    "task.class_weights=[1,2]": "weight of the loss has 2 numbers, and Classification has 10",
+    "task.class_weights=[1,2]": "weight tensor should be defined .* all 10 classes",
     "callbacks.best._target_=training.callbacks.ema.EMA": "~callbacks.best.KEY",
     "+callbacks.best._target_=my.Best": "error: .*_target_=my.Best: there is a callback 'best'",
     "hydra/launcher=mine": "pip install",

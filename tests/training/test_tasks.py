@@ -1,7 +1,5 @@
 """Tasks alone: losses and scores."""
 
-from contextlib import nullcontext
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +12,7 @@ from tests.data.reading import refused
 from training.checks import check_batch
 from training.datasets import check_attributes
 from training.parts import rows_of
-from training.tasks import RENAMED, Classification, Multilabel, Regression, Task, check_weights
+from training.tasks import RENAMED, Classification, Multilabel, Regression, Task
 
 THREE = SimpleNamespace(classes=("a", "b", "c"), labels=[0, 0, 0, 1, 1, 2])
 LOGITS = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 3, 1]])
@@ -61,42 +59,6 @@ def test_balanced_weights_are_those_of_labels_of_any_kind_that_training_takes():
         assert task.own_loss.weight.tolist() == pytest.approx([2 / 3, 1.0, 2.0])
     two = SimpleNamespace(classes=("a", "b"), labels=np.array([True, False, True, True]))
     assert Classification(two, class_weights="balanced").own_loss.weight.tolist() == pytest.approx([2, 2 / 3])
-
-
-BCE = functional.binary_cross_entropy_with_logits
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-@pytest.mark.parametrize(
-    "make",
-    [
-        torch.nn.CrossEntropyLoss,
-        lambda weights: torch.nn.BCEWithLogitsLoss(pos_weight=weights),
-        lambda weights: torch.nn.BCEWithLogitsLoss(weights, pos_weight=torch.ones(3)),
-        type("Own", (torch.nn.NLLLoss,), {}),
-        lambda weights: partial(BCE, pos_weight=weights),
-        lambda weights: partial(functional.cross_entropy, weight=weights),
-    ],
-)
-def test_weights_of_another_number_than_the_classes_are_refused_with_both_numbers(make, count):
-    loss = make(torch.ones(count))
-    for kind in (Classification, Multilabel):
-        with nullcontext() if count in (1, 3) else refused(f"has {count} numbers, and {kind.__name__} has 3"):
-            check_weights(kind(THREE, loss=loss))
-    check_weights(Task(None, loss=loss))
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        partial(BCE, pos_weight=torch.ones(2, 1, 1)),
-        partial(BCE, pos_weight=torch.tensor(2.0)),
-        partial(lambda outputs, labels, weight: outputs.mean(), weight=torch.ones(2)),
-        type("Own", (torch.nn.Module,), {"weight": torch.ones(2), "forward": lambda self, *_: 0})(),
-    ],
-)
-def test_weights_that_need_not_be_one_per_class_are_not_counted(loss):
-    check_weights(Multilabel(THREE, loss=loss))
 
 
 def test_class_weights_beside_a_default_loss_of_a_subclass_are_refused():
