@@ -160,6 +160,8 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 def or_rename(root: Path, *used: str) -> str:
     """Names the other folders in `root`, one of which may be the one that is missing; "" if there are none."""
+    if root.name == "train":
+        return f" (or is data.root={root.parent} meant?)"
     names = folder_names(root) if root.is_dir() else []
     others = [name for name in names if name not in used]
     more = ", ..." if len(others) > SHOWN else ""

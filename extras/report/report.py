@@ -91,7 +91,7 @@ class Report:
             rate = run.config.optim.get("lr")
             self._warn(
                 f"the loss exploded: it was {self._first_loss:.4g} in the first step, and {loss:.4g} by step {step}: "
-                f"lower optim.lr (now {rate})"
+                f"lower optim.lr (now {rate}), unless the loss of some samples is infinite"
             )
             self._first_loss = math.inf
 
