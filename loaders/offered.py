@@ -1,8 +1,9 @@
-"""Which of its optional methods a dataset offers: `read_batch` with `sample_spec`, and `arrays`.
+"""Which of its optional methods a dataset offers: `read_batch` with `sample_spec`, `arrays`, and those of a state.
 
-Invariant: a method counts only if it reads the samples that `__getitem__` reads.
+Invariant: of the first three a method counts only if it reads the samples that `__getitem__` reads.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -58,3 +59,12 @@ def spec_of(dataset: Any) -> Spec | None:
         f"{type(dataset).__name__}.sample_spec() returned {spec!r}: it should return each field's shape and torch "
         'dtype, such as {"image": ((32, 32, 3), torch.uint8), "label": ((), torch.int64)}'
     )
+
+
+def has_state(part: Any) -> bool:
+    """Returns whether `state_dict()` and `load_state_dict(state)` can be called so."""
+    try:
+        inspect.signature(part.state_dict).bind()
+        return callable(part.load_state_dict)
+    except (AttributeError, TypeError, ValueError):
+        return False

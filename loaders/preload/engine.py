@@ -26,7 +26,6 @@ from ..background import check_owner, is_of_signal, reraise_of_signal
 from ..iterators import ENDED, EpochIterator
 from ..nested import rows
 from ..plans import Plan, SamplerError
-from ..resident_loader import ResidentEngine
 from ..workers.messages import Reading
 from .device_copy import DeviceCopier, Ready
 
@@ -56,7 +55,7 @@ class PreloadEngine:
     def __init__(self, iterator: EpochIterator, copier: DeviceCopier) -> None:
         self._engine = iterator.engine
         self._engine.locks_for = copier.locks_for
-        if isinstance(self._engine, ResidentEngine) and copier.takes_groups_on(self._engine.device):
+        if copier.takes_groups_on(self._engine.groups_on):
             self._engine.transform = copier.transform_group
         self._unblock = self._engine.close if iterator.owns_engine else None
         self._plan = iterator.plan

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from ..background import reraise_of_signal
 from ..iterators import BatchEngine, Consumer, EpochIterator, Position
+from ..offered import has_state
 from ..plans import Plan
-from ..streams.reader import has_state
 from ..workers.messages import Reading
 
 
