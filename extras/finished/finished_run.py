@@ -38,6 +38,7 @@ from training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 SPLITS = ("test", "val", "train")
+OVERRIDES = ("KEY=VALUE", "settings to replace, such as data.root=DIR")  # the name and the help of the arguments
 
 
 class FinishedRun:
@@ -180,9 +181,6 @@ def saying_what_has_moved(data: Section) -> Iterator[None]:
         if not moved:
             raise
         raise ConfigError(f"{text}; if the data have moved, give {' '.join(moved)}") from error
-
-
-OVERRIDES = ("KEY=VALUE", "settings to replace, such as data.root=DIR")
 
 
 def parser(about: str | None, out: str, others: tuple[str, str] = OVERRIDES) -> ArgumentParser:

@@ -16,7 +16,7 @@ import numpy as np
 from data.errors import DataError, as_names, explained, home_path
 from data.images.crops import CroppedDataset, class_indices
 from data.images.decoding import image_errors
-from data.images.stream import CroppedStream
+from data.images.stream import CroppedStream, State
 
 SHARDS = 64  # parts of a dataset that the package has saved: it can be cut anywhere
 LABELS = {"bool", "string", "large_string", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
@@ -108,11 +108,11 @@ class HuggingFaceStream(CroppedStream):
         self._rows = encoded_rows(rows, [image, label], options.path)
         return options.classes or getattr(rows.features[label], "names", None)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The position of the newest iterator, as the package describes it."""
         return dict(self._rows.state_dict())
 
-    def encoded(self, state: dict[str, Any] | None) -> Iterator[tuple[bytes, str, Any]]:
+    def encoded(self, state: State | None) -> Iterator[tuple[bytes, str, Any]]:
         self._rows.load_state_dict(state)
         for row in self._rows:
             image, label = (row[column] for column in self._columns)

@@ -206,10 +206,10 @@ def boxes_of(warnings: Iterable[str]) -> list[str]:
     return boxes
 
 
-def main(arguments: list[str]) -> None:
+def main(typed: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("run", type=Path, help="the folder of a run")
-    folder = options.parse_args(arguments).run
+    folder = options.parse_args(typed).run
     if not (folder / "metrics.jsonl").exists():
         raise ConfigError(f"{folder} is not the folder of a run that has trained: it has no metrics.jsonl")
     write(folder)
@@ -217,4 +217,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(sys.argv[1:]))
+    run_script(main)

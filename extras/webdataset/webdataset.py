@@ -25,7 +25,7 @@ from data.errors import DataError, as_names, read_lines
 from data.image_folder import warn_of_left_out
 from data.images.crops import CroppedDataset, File, class_indices, have_numbers
 from data.images.decoding import image_errors
-from data.images.stream import CroppedStream
+from data.images.stream import CroppedStream, State
 from extras.webdataset.object_store import ATTEMPTS, RangeReader, Version, answers, is_remote
 from extras.webdataset.tar_index import (
     KINDS,
@@ -156,14 +156,14 @@ class WebDatasetStream(CroppedStream):
         key = "data.urls" if self.train else "data.test_urls"
         self.shards = find_shards(key, options.urls if self.train else options.test_urls)
         self.attempts = options.attempts
-        self._state: dict[str, Any] = {}  # state of the newest iterator
+        self._state: State = {}  # state of the newest iterator
         return options.classes and read_classes(options.classes)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The position of the newest iterator: the order of its shards, the current shard, and the next byte in it."""
         return dict(self._state)
 
-    def encoded(self, state: dict[str, Any] | None) -> Iterator[tuple[bytes, str, str]]:
+    def encoded(self, state: State | None) -> Iterator[tuple[bytes, str, str]]:
         info = get_worker_info()
         mine = self.shards if info is None else self.shards[info.id :: info.num_workers]
         order = torch.randperm if self.train else torch.arange  # a loaded state has the order: nothing is drawn
