@@ -1,7 +1,7 @@
 """Mix: several datasets as one, whose training samples are drawn from each by weights (loaders.Mixture)."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -58,6 +58,12 @@ def mixed(
     return Mix(datasets, weights, test, classes)
 
 
+def as_tensor(value: Any) -> Any:
+    """Numbers and arrays as tensors, of the dtypes that a batch of them has. Other values stay."""
+    is_numeric = isinstance(value, np.ndarray | np.generic | int | float)
+    return torch.as_tensor(np.asarray(value)) if is_numeric else value
+
+
 class Mix(ConcatDataset[Any]):
     """The samples of the datasets in `parts`, one after the other. If all parts have `read_batch`, so has the mixture.
 
@@ -86,8 +92,10 @@ class Mix(ConcatDataset[Any]):
                     values,
                     key,
                 )
-        if self.read_batch is not None:
-            self._check_common("image_size", [part.sample_spec() for part in parts.values()])
+        specs = [part.sample_spec() for part in parts.values() if offers(part, "read_batch")]
+        self._spec = specs[0] if specs else None
+        if len(specs) == len(parts):
+            self._check_common("image_size", specs)
 
     def _check_common(self, key: str, values: list[Any]) -> None:
         """Raises DataError unless all parts have the same value."""
@@ -117,6 +125,14 @@ class Mix(ConcatDataset[Any]):
         """Splits each part by itself: see data.subset.split."""
         pairs = [split(part, choice) for part in self.datasets]
         return [self._of(side) for side in zip(*pairs, strict=True)]
+
+    def __getitem__(self, index: int) -> Any:
+        """A sample. If a part has a `sample_spec`, those of the others get its form: a dict of tensors."""
+        sample: Any = super().__getitem__(index)  # type: ignore[no-untyped-call]  # torch has no types here
+        if self._spec is None:
+            return sample
+        fields = sample if isinstance(sample, Mapping) else dict(zip(self._spec, sample, strict=True))
+        return {name: as_tensor(value) for name, value in fields.items()}
 
     def set_epoch(self, epoch: int) -> None:
         for part in self.datasets:

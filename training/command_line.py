@@ -65,9 +65,21 @@ def complete(arguments: list[str]) -> list[str]:
     if options.multirun and (options.cfg or options.info):
         raise ConfigError("--cfg and --info show the settings of one run: leave out -m, and give each key one value")
     flags = [argument for argument in arguments if argument not in overrides]
+    for text in overrides:
+        if text.endswith("\r"):
+            raise ConfigError(
+                f"{text[:-1]} ends with a carriage return, as the lines of a script that was saved on Windows do: "
+                "sed -i 's/\\r$//' SCRIPT"
+            )
     by_key = parsed(overrides)
     if "" in by_key:
         raise ConfigError(f"{by_key[''].input_line}: there is no key before the =")
+    for text in overrides:
+        if text.endswith("=") and not text.startswith("hydra."):
+            raise ConfigError(
+                f"{text}: there is no value, as where a variable of the shell is not set: give one, or "
+                f"{text}null; an empty text is \"{text}''\""
+            )
     folder = None
     key, default = ("hydra.sweep.dir", "multirun") if options.multirun else ("hydra.run.dir", "outputs")
     override = by_key.get("train.resume")

@@ -208,7 +208,8 @@ def load_weights(source: Weights, model: nn.Module) -> None:
         theirs = ", ".join(weights)[:150]
         ours = ", ".join(own)[:150]
         raise ConfigError(
-            f"train.init_from: {source.path} has none of the layers of the network: {theirs}; it has {ours}"
+            f"train.init_from: {source.path} has none of the layers of the network: the file has {theirs}; the "
+            f"network {ours}"
         )
     missing, _ = model.load_state_dict(taken, strict=False)  # torch does not miss the counts of old batch norms
     new |= {layer_of(name) for name in missing}

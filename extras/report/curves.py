@@ -107,7 +107,7 @@ def ticks_between(low: float, high: float, least: float = 0.0) -> list[float]:
     """One to seven round numbers from `low` to `high`, at least `least` apart."""
     rough = (high - low) / 3
     power = 10.0 ** math.floor(math.log10(rough))
-    step = max(least, *(power * factor for factor in (1, 2, 5) if power * factor <= rough))
+    step = max(least, power, *(power * factor for factor in (2, 5) if power * factor <= rough))
     first = math.ceil(low / step)
     return [step * count for count in range(first, math.floor(high / step) + 1)]
 

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import ChainDataset
 
 from data import optional
@@ -55,6 +56,23 @@ def test_a_mixture_with_a_part_without_read_batch_reads_sample_by_sample():
     assert not offers(mix, "read_batch") and offers(mixed(True, PARTS), "read_batch") and mix[45]["label"] == 1
     with WorkerLoader(mix, 4, sampler=mix.mixture, seed=0) as loader:
         assert len(list(loader)) == 12
+
+
+@pytest.mark.parametrize("form", [tuple, dict])
+@pytest.mark.parametrize("kinds", [(np.asarray, int), (torch.as_tensor, torch.as_tensor)])
+def test_samples_of_a_part_without_read_batch_get_the_form_of_those_of_the_others(form, kinds):
+    def plain(train):
+        samples = [
+            {name: kind(sample[name]) for name, kind in zip(sample, kinds, strict=True)} for sample in arrays(train, 6)
+        ]
+        return samples if form is dict else [tuple(sample.values()) for sample in samples]
+
+    mix = mixed(True, {"plain": plain, "a": arrays}, classes=["a", "b"])
+    with WorkerLoader(mix, 36, sampler=mix.mixture, seed=0) as loader:
+        (batch,) = loader
+    order = mix.mixture.indices(0, np.arange(36)).tolist()
+    assert batch["label"].tolist() == [index % 2 for index in order]
+    assert batch["image"].dtype == torch.uint8 and batch["image"].shape == (36, 8, 8, 3)
 
 
 def test_the_test_set_is_that_of_one_part_and_labels_of_other_classes_are_translated_by_name():

@@ -66,6 +66,8 @@ SETTINGS = {
     "train.epochs=[": r"train\.epochs=\[",
     "": "''|empty|override",
     "=3": "=3: there is no key",
+    "train.init_from=": "train.init_from=: there is no value",
+    "train.epochs=2\r": "train.epochs=2 ends with a carriage return",
     "optim.lr=~nobody": "optim.lr=~nobody",
     "train.batch_size=20000": "(?m)^error: train.batch_size=20000.*\n$",
     "train.resume=nowhere": "nowhere: there is no such",

@@ -359,6 +359,8 @@ def test_a_curve_has_round_ticks_and_its_unit():
     assert waiting.title == "waiting for data, % of a step"
     assert (waiting.lines[0]["name"], waiting.lines[0]["last"]) == ("", "25")
     assert waiting.ticks[-1][0] == "100", "a small share looks small"
+    for low, high in ((0.45, 0.75), (0.4, 0.7), (0.2, 0.5)):  # of which a third is rounded down to less than 0.1
+        assert charts_of([{"step": step, "test_accuracy": value} for step, value in ((1, low), (2, high))])
     (rates,) = charts_of([{"step": 1, "lr": 0.1, "lr_1": 0.05}])
     assert (rates.title, [line["name"] for line in rates.lines]) == ("learning rate", ["lr", "lr 1"])
 
