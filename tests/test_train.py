@@ -85,7 +85,7 @@ def test_a_finished_run_returns_its_summary_unless_more_is_asked_for_or_its_file
     once = "train.epochs=1"
     summary = train(tmp_path, once)
     assert train(tmp_path, once) == summary == train(tmp_path, "train.max_steps=5")
-    assert "this run has finished: raise train.epochs" in caplog.text
+    assert "this run has finished: to continue it, use train.resume=" in caplog.text
     (tmp_path / "summary.json").write_text("")
     with refused(rf"{tmp_path}/summary\.json is damaged"):
         train(tmp_path, once)

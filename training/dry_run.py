@@ -121,7 +121,9 @@ def with_enough(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, mo
         return step(batch), batch
     except Exception as error:
         times = most // max(trainer.task.batch_length(batch), 1)
-        if times > 1:
+        if (
+            times > 1 and times * trainer.task.batch_length(batch) != trainer.task.num_outputs
+        ):  # which would fit by chance
             with suppress(Exception):
                 longer = repeated(trainer.task, batch, times)
                 return step(longer), longer
@@ -177,7 +179,7 @@ def is_sum(trainer: Trainer, loss: Any, step: Callable[[Batch], Any], batch: Bat
         single = float(loss)
         double, fourfold = (float(step(repeated(task, batch, times))) for times in (2, 4))
     except Exception as error:  # a network may fix the size of its batches
-        log.info("whether the loss adds up samples is not tried, as the first ones cannot be repeated: %s", error)
+        log.warning("whether the loss adds up samples is not tried, as the first ones cannot be repeated: %s", error)
         single = double = fourfold = 0.0
     if fourfold == 0:  # such as the sum over ignored labels
         reduction = setting_of(task.own_loss, "reduction")

@@ -98,7 +98,7 @@ def resume(run: Run) -> None:
     check_same_run(run.folder, changed, origin.is_own and is_sweep(), summary is not None)
     log.info("resuming after step %d; changed settings: %s", state["step"], sentences(changed) or "none")
     if limit:
-        log.info("this run has finished: raise %s to continue it", limit)
+        log.info("this run has finished: to continue it, use train.resume=%s and raise %s", run.folder, limit)
     if summary is not None:
         run.summary = summary
     else:

@@ -153,6 +153,12 @@ def test_a_fault_in_a_constructor_of_a_fork_keeps_its_traceback_also_inside_one_
         train(tmp_path, f"model._target_={__name__}.Broken +model.fault='{fault}'")
 
 
+def test_a_null_that_a_class_does_not_take_is_left_out_and_another_value_refused():
+    assert build("data", {"_target_": f"{__name__}.WithoutTrain", "root": None, "side": None}).root is None
+    with refused("side"):
+        build("data", {"_target_": f"{__name__}.WithoutTrain", "side": 3})
+
+
 @pytest.mark.parametrize(
     ("world_size", "target", "warnings"), [(1, "rankless", 0), (2, "rankless", 1), (2, "by_rank", 0)]
 )

@@ -409,7 +409,7 @@ class Careless:
 
     def on_evaluation(self, run, scores):
         if not self.has_changed:
-            self.has_changed = True
+            self.has_changed = run.stop_training = True
             torch.set_grad_enabled(False)
 
 
@@ -419,6 +419,7 @@ CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (CARELESS, "a callback has set stop_training of run"),
         (CARELESS, "on_evaluation of callbacks.mine has switched gradients off"),
         (
             f"model._target_={__name__}.Forgetful +model.fault=layer",
@@ -707,7 +708,9 @@ class Recalibrates:
             next(run.trainer.model.parameters()).data.mul_(2)
 
 
-@pytest.mark.parametrize(("at", "is_saved"), [("on_step", True), ("on_evaluation", False), ("on_epoch_end", False)])
+@pytest.mark.parametrize(
+    ("at", "is_saved"), [("on_step", True), ("on_evaluation", False), ("on_epoch_end", False), ("on_end", False)]
+)
 def test_weights_that_are_changed_after_the_last_checkpoint_are_warned_of(tmp_path, caplog, at, is_saved):
     train(tmp_path, f"+callbacks.late={{_target_: {__name__}.Recalibrates, at: {at}}} callbacks.ema.decay=0.9")
     assert ("after the last checkpoint was saved" in caplog.text) == (not is_saved)

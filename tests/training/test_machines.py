@@ -8,10 +8,12 @@ from contextlib import suppress
 
 import pytest
 
-from tests.configs import checkpoint, summary_of
+from tests.configs import FAST, checkpoint, composed, summary_of
 from tests.data.reading import refused
 from tests.training.test_command_line import program
+from training.config import checked
 from training.launch import LogFile
+from training.processes import Processes
 from training.results import Results
 from training.script import run_script
 
@@ -113,3 +115,9 @@ def test_a_script_shows_letters_that_its_terminal_lacks_as_numbers(tmp_path, mon
         monkeypatch.setattr(sys, "path", [*sys.path])
         run_script(lambda: print("é"))
     assert (tmp_path / "shown").read_text() == "\\xe9\n"
+
+
+def test_processes_of_slurm_that_know_nothing_of_each_other_say_so(caplog, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    Processes("cpu", checked(composed(*FAST)).train)
+    assert "Slurm has started 4 of these programs" in caplog.text
