@@ -7,6 +7,7 @@ import logging
 
 from torch import Tensor
 
+from data.errors import reason_of
 from loaders import merge_states
 from training.checkpoint import State, file_of, read_checkpoint
 from training.checks import differ
@@ -126,7 +127,7 @@ def load_state(run: Run, state: State, changed: dict[str, str]) -> None:
         trainer.scaler.load_state_dict(state["scaler"])
     except (KeyError, RuntimeError, ValueError) as error:
         settings = sentences(changed) or "the settings are the same, but not the code or the data"
-        reason = " ".join(str(error).split())[:300]
+        reason = reason_of(error)[:300]
         raise ConfigError(
             f"train.resume: the checkpoint of step {state['step']} does not fit this run ({settings}): {reason}; undo "
             f"these changes, or train in another folder than {run.folder} (hydra.run.dir), or with train.resume=null"
