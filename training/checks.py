@@ -61,8 +61,13 @@ def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> 
     return batch
 
 
-def first_batches(datasets: list[Any], task: Task, collate: Callable | None, config: Config) -> list[Batch]:
-    """The first batches of the training and the test set. If a worker reads them, this process opens no files."""
+def first_batches(
+    datasets: list[Any], task: Task, collate: Callable | None, config: Config
+) -> list[tuple[Batch, bool]]:
+    """The first batches of the training and the test set, and whether they are the same when they are read again.
+
+    If a worker reads them, this process opens no files.
+    """
     workers = 1 if config.loader.num_workers != 0 or any(map(is_stream, datasets)) else 0
     read = partial(read_first, collate=collate, skips=config.loader.on_error == "skip")
     settings: dict[str, Any] = {"num_workers": workers, "timeout": config.loader.timeout}
@@ -72,8 +77,11 @@ def first_batches(datasets: list[Any], task: Task, collate: Callable | None, con
         read_batches: Any = list(loader)
     for sentence in {sentence: None for *_, sentences in read_batches for sentence in sentences}:
         log.warning(sentence)
-    checked = zip(read_batches, datasets, strict=True)
-    return [check_batch(batch, doubled, dataset, task) for (batch, doubled, _), dataset in checked]
+    checked = []
+    for (batch, doubled, sentences), dataset in zip(read_batches, datasets, strict=True):
+        is_repeatable = {*sentences} <= {RANDOM_TEST % type(dataset).__name__}
+        checked.append((check_batch(batch, doubled, dataset, task), is_repeatable))
+    return checked
 
 
 def read_first(of: tuple[Any, bool], collate: Callable | None, skips: bool = False) -> tuple[Any, Any, list[str]]:
@@ -200,11 +208,11 @@ def check_labels(dataset: Any, task: Task) -> None:
             raise DataError(f"{label}: give the numbers of classes, 0 to {below - 1}")
 
 
-def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_first: Callable[[], Any]) -> None:
+def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, is_repeatable: bool) -> None:
     """Raises DataError in all processes if their datasets differ: they share one by index.
 
-    It compares what a run takes of them (`facts_of`), and the first samples. If the samples differ, `read_first` reads
-    them again: a dataset that does not give the same samples twice cannot be compared.
+    It compares what a run takes of them (`facts_of`), and the first samples, if they are the same when they are read
+    again.
     """
     if processes.world_size == 1:
         return
@@ -221,10 +229,8 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, read_
     if is_stream(dataset):
         return
     of_processes = processes.gather(sample_means(first))
-    if all(are_close(of_processes[0], other) for other in of_processes):
-        return
-    is_repeatable = are_close(sample_means(first), sample_means(read_first()))
-    if all(processes.gather(is_repeatable)):
+    are_same = all(are_close(of_processes[0], other) for other in of_processes)
+    if all(processes.gather(is_repeatable)) and not are_same:
         raise DataError(f"the processes have the {name} samples in different orders, the first differ: {remedy}")
 
 
