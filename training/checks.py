@@ -79,14 +79,15 @@ def first_batches(
         log.warning(sentence)
     checked = []
     for (batch, doubled, sentences), dataset in zip(read_batches, datasets, strict=True):
-        is_repeatable = {*sentences} <= {RANDOM_TEST % type(dataset).__name__}
-        checked.append((check_batch(batch, doubled, dataset, task), is_repeatable))
+        checked.append((check_batch(batch, doubled, dataset, task), all(sentences.values())))
     return checked
 
 
-def read_first(of: tuple[Any, bool], collate: Callable | None, skips: bool = False) -> tuple[Any, Any, list[str]]:
+def read_first(
+    of: tuple[Any, bool], collate: Callable | None, skips: bool = False
+) -> tuple[Any, Any, dict[str, bool]]:
     """A batch of the first two samples, or of the only one, the lengths of the tensors of one of them twice, and
-    warnings of what is not the same again. of: a dataset, and whether it is the test set.
+    warnings, with whether the samples can be compared nevertheless. of: a dataset, and whether it is the test set.
     """
     dataset, is_test = of
     name = type(dataset).__name__
@@ -98,7 +99,7 @@ def read_first(of: tuple[Any, bool], collate: Callable | None, skips: bool = Fal
             dataset[0]
     if not samples:
         raise DataError(f"{name} has no samples: check the files that it reads")
-    sentences = [] if is_stream(dataset) else unrepeatable(dataset, is_test, collate, len(samples))
+    sentences = {} if is_stream(dataset) else unrepeatable(dataset, is_test, collate, len(samples))
     if collate is not None:
         copies: list[Any] = []
         with suppress(Exception):  # of samples that cannot be copied
@@ -107,7 +108,7 @@ def read_first(of: tuple[Any, bool], collate: Callable | None, skips: bool = Fal
         if not copies:
             return batch, lengths_of(batch), sentences
         if not are_same(batch, collate(copies[0])):
-            sentences = [RANDOM_COLLATE]
+            sentences = {RANDOM_COLLATE: False}
         return batch, lengths_of(collate(copies[1] + copies[2])), sentences
     remedy = (
         "return tensors, arrays or numbers from __getitem__, end data.transform with a crop or a resize to one size, "
@@ -117,9 +118,11 @@ def read_first(of: tuple[Any, bool], collate: Callable | None, skips: bool = Fal
         return default_collate(samples), lengths_of(default_collate([*samples, *samples])), sentences
 
 
-def unrepeatable(dataset: Any, is_test: bool, collate: Callable | None, count: int) -> list[str]:
-    """Warns if the first `count` samples are others when they are read again, with the same random numbers or, of a
-    test set, with other ones. If they cannot be read so, which is said later, there is no warning.
+def unrepeatable(dataset: Any, is_test: bool, collate: Callable | None, count: int) -> dict[str, bool]:
+    """A warning if the first `count` samples are others when they are read again, with whether they can be compared.
+
+    They are read with the same random numbers; those of a test set with other ones, too. If they cannot be read so,
+    which is said later, there is no warning.
     """
 
     def make_batch(samples: list[Any]) -> Any:
@@ -127,15 +130,14 @@ def unrepeatable(dataset: Any, is_test: bool, collate: Callable | None, count: i
 
     batches = []
     with suppress(Exception):
-        for seed in (0, 0, int(is_test)):
+        for seed in (0, 0, 1) if is_test else (0, 0):
             with WorkerLoader(dataset, count, sampler=range(count), seed=seed, collate_fn=make_batch) as loader:
                 batches += list(loader)
-        first, again, other = batches
-        if not are_same(first, again):
-            return [NOT_REPEATABLE % type(dataset).__name__]
-        if not are_same(first, other):
-            return [RANDOM_TEST % type(dataset).__name__]
-    return []
+        if not are_same(*batches[:2]):
+            return {NOT_REPEATABLE % type(dataset).__name__: False}
+        if not are_same(batches[0], batches[-1]):
+            return {RANDOM_TEST % type(dataset).__name__: True}
+    return {}
 
 
 def are_same(batch: Any, other: Any) -> bool:

@@ -63,18 +63,23 @@ def save(run: Run) -> None:
 
 
 def warn_of_unsaved(run: Run) -> None:
-    """Warns of weights and buffers that are not those of the last checkpoint. Called when training has ended."""
+    """Warns of weights and buffers that are not those of the last checkpoint. Called when all callbacks have ended."""
     path = run.folder / "checkpoints" / file_of(run.progress.step)
     if not (run.is_main and path.exists()):
         return
-    run.checkpoints.check_untouched()
+    if sentence := run.checkpoints.overwritten():
+        log.warning(sentence)
+        return
     saved = read_checkpoint(path)
     set_optimizer_mode("eval", run.trainer.optimizers)
+    before = {"model": saved["model"], "ema_model": saved["ema_model"], **saved["others"]}
+    modules = {"model": run.trainer.model, "ema_model": run.trainer.ema_model, **run.trainer.extra_modules}
     changed = []
-    for name, module in {"model": run.trainer.model, "ema_model": run.trainer.ema_model}.items():
+    for name, module in modules.items():
         values = {} if module is None else module.state_dict()
         for key, value in values.items():
-            if isinstance(value, Tensor) and differ(value.cpu(), saved[name][key]):  # no extra state of a module
+            earlier = (before.get(name) or {}).get(key)
+            if isinstance(value, Tensor) and differ(value.cpu(), earlier):  # no extra state of a module
                 changed.append(f"{name}.{key}")
     if changed:
         log.warning(
@@ -85,7 +90,11 @@ def warn_of_unsaved(run: Run) -> None:
 
 
 def resume(run: Run) -> None:
-    """Gives the run what it begins with: a checkpoint, weights, or nothing; a finished run its `summary`."""
+    """Gives the run what it begins with: a checkpoint, weights, or nothing; a finished run its `summary`.
+
+    Here it gets the loader's position, progress, modules, schedules, optimizers and sums. Run.start goes on: on_start
+    and the state of each callback, the mean of the weights, and the settings that callbacks had altered.
+    """
     origin = run.origin
     run.origin = Origin()  # it takes as much memory as the weights
     if origin.weights is not None:

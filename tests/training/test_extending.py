@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import WeightedRandomSampler
 
@@ -403,6 +404,9 @@ class Careless:
 
     has_changed = False
 
+    def on_start(self, run):
+        torch.set_grad_enabled(False)
+
     def on_log(self, run, values):
         if not self.has_changed:
             values["perplexity"] = 1.0
@@ -419,6 +423,7 @@ CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (CARELESS, "on_start of callbacks.mine has switched gradients off"),
         (CARELESS, "a callback has set stop_training of run"),
         (CARELESS, "on_evaluation of callbacks.mine has switched gradients off"),
         (
@@ -714,6 +719,28 @@ class Recalibrates:
 def test_weights_that_are_changed_after_the_last_checkpoint_are_warned_of(tmp_path, caplog, at, is_saved):
     train(tmp_path, f"+callbacks.late={{_target_: {__name__}.Recalibrates, at: {at}}} callbacks.ema.decay=0.9")
     assert ("after the last checkpoint was saved" in caplog.text) == (not is_saved)
+
+
+class AtTheEnd:
+    """Does `what` in its last method."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def on_end(self, run, summary):
+        if self.what == "an average":
+            run.trainer.ema_model = deepcopy(run.trainer.model)
+        elif self.what == "a file":
+            torch.save({}, run.folder / "checkpoints" / "best.pt")
+        else:
+            prune.random_unstructured(run.trainer.model[2], "weight", 0.5)
+
+
+@pytest.mark.parametrize("what", ["an average", "a file", "pruned weights"])
+def test_what_on_end_changes_is_warned_of_and_the_run_has_ended_well(tmp_path, caplog, what):
+    late = f"+callbacks.late={{_target_: {__name__}.AtTheEnd, what: {what}}} callbacks/standard=[best] train.epochs=1"
+    assert train(tmp_path, late)["verdict"]
+    assert ("something else has written into" if what == "a file" else "after the last checkpoint") in caplog.text
 
 
 @pytest.mark.parametrize("step", ["1", None, [3]])
