@@ -149,7 +149,7 @@ def write_safetensors(model: nn.Module, inputs: Inputs, names: dict[str, list[st
     package = imported("safetensors.torch", "safetensors", "safetensors")
     package.save_file({name: weight.clone().contiguous() for name, weight in model.state_dict().items()}, path)
     weights = package.load_file(path)
-    return lambda *parts: torch.func.functional_call(model, weights, parts)
+    return lambda *parts: torch.func.functional_call(model, weights, parts, tie_weights=False)
 
 
 def imported(module: str, kind: str, packages: str) -> Any:

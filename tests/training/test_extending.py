@@ -414,6 +414,7 @@ class Careless:
     def on_evaluation(self, run, scores):
         if not self.has_changed:
             self.has_changed = run.stop_training = True
+            run.trainer.accumulate = 2
             torch.set_grad_enabled(False)
 
 
@@ -424,7 +425,7 @@ CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100
     ("overrides", "words"),
     [
         (CARELESS, "on_start of callbacks.mine has switched gradients off"),
-        (CARELESS, "a callback has set stop_training of run"),
+        (CARELESS, "a callback has set stop_training, trainer.accumulate of run"),
         (CARELESS, "on_evaluation of callbacks.mine has switched gradients off"),
         (
             f"model._target_={__name__}.Forgetful +model.fault=layer",

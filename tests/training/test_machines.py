@@ -13,7 +13,7 @@ from tests.data.reading import refused
 from tests.training.test_command_line import program
 from training.config import checked
 from training.launch import LogFile
-from training.processes import Processes
+from training.processes import STARTERS, Processes
 from training.results import Results
 from training.script import run_script
 
@@ -117,7 +117,8 @@ def test_a_script_shows_letters_that_its_terminal_lacks_as_numbers(tmp_path, mon
     assert (tmp_path / "shown").read_text() == "\\xe9\n"
 
 
-def test_processes_of_slurm_that_know_nothing_of_each_other_say_so(caplog, monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+@pytest.mark.parametrize("name", STARTERS)
+def test_processes_of_a_cluster_that_know_nothing_of_each_other_say_so(caplog, monkeypatch, name):
+    monkeypatch.setenv(name, "4")
     Processes("cpu", checked(composed(*FAST)).train)
-    assert "Slurm has started 4 of these programs" in caplog.text
+    assert f"{name}=4: each of these programs trains a run of its own" in caplog.text

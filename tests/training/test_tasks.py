@@ -61,6 +61,24 @@ def test_balanced_weights_are_those_of_labels_of_any_kind_that_training_takes():
     assert Classification(two, class_weights="balanced").own_loss.weight.tolist() == pytest.approx([2, 2 / 3])
 
 
+def test_a_class_without_samples_has_no_weight_and_is_named(caplog):
+    two_of_three = SimpleNamespace(classes=THREE.classes, labels=np.array([0, 0, 0, 1]))
+    assert Classification(two_of_three, class_weights="balanced").own_loss.weight.tolist() == pytest.approx(
+        [4 / 9, 4 / 3, 0]
+    )
+    assert "no sample of 1 of the 3 classes" in caplog.text
+
+
+@pytest.mark.parametrize("largest", [10.0, 40.0])
+def test_weights_with_which_smoothed_labels_make_a_rare_class_win_are_warned_of(caplog, largest):
+    weights = torch.tensor([1.0, 1.0, largest])
+    Classification(THREE, label_smoothing=0.1, class_weights=weights.tolist())
+    label = torch.tensor([0])
+    costs = [functional.cross_entropy(4 * torch.eye(3)[[row]], label, weights, label_smoothing=0.1) for row in (0, 2)]
+    assert (costs[0] > costs[1]) == ("label smoothing" in caplog.text) == (largest == 40)
+    assert not Classification(THREE, class_weights=weights.tolist()).smoothing
+
+
 def test_class_weights_beside_a_default_loss_of_a_subclass_are_refused():
     class Focal(Classification):
         def default_loss(self, outputs, labels):
