@@ -24,7 +24,7 @@ SMALL = [
 FIRST = "hydra.run.dir=outputs/DATE_TIME"  # the run that others go on with
 ELSEWHERE = (  # what a command needs that a test has not: it is only composed
     *("submitit_slurm", "ylecun/mnist", "data.path=NAME", "pretrained=true", "s3://", "data_bound", "data=webdataset"),
-    *("data.path=FOLDER", "data=cifar10", "logger="),
+    *("data.path=FOLDER", "data=cifar10", "experiment=fashion_fast", "logger="),
 )
 NEEDS = {
     "hydra/sweeper=search": "optuna",
