@@ -231,8 +231,8 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, is_re
     if is_stream(dataset):
         return
     of_processes = processes.gather(sample_means(first))
-    are_same = all(are_close(of_processes[0], other) for other in of_processes)
-    if all(processes.gather(is_repeatable)) and not are_same:
+    are_alike = all(are_close(of_processes[0], other) for other in of_processes)
+    if all(processes.gather(is_repeatable)) and not are_alike:
         raise DataError(f"the processes have the {name} samples in different orders, the first differ: {remedy}")
 
 

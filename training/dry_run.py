@@ -120,10 +120,10 @@ def with_enough(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, mo
     try:
         return step(batch), batch
     except Exception as error:
-        times = most // max(trainer.task.batch_length(batch), 1)
-        if (
-            times > 1 and times * trainer.task.batch_length(batch) != trainer.task.num_outputs
-        ):  # which would fit by chance
+        count = trainer.task.batch_length(batch)
+        times = most // max(count, 1)
+        fits_by_chance = times * count == trainer.task.num_outputs
+        if times > 1 and not fits_by_chance:
             with suppress(Exception):
                 longer = repeated(trainer.task, batch, times)
                 return step(longer), longer
