@@ -94,7 +94,7 @@ def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
             *(loss.item(), type(trainer.model).__name__),
         )
     trainer.training_loss_is_sum = is_sum(trainer, loss, trainer.loss_of, batch)
-    trainer.begin_training()
+    trainer.set_training_mode()
     if count > 1:  # batch norm may need two
         with naming_batch(f"{what} in training mode", batch):
             trainer.loss_of(batch)

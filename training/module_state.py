@@ -1,4 +1,22 @@
-"""What the modules and optimizers of a run hold: whether it is finite, and what has changed that no state_dict has."""
+"""What the modules and optimizers of a run hold: whether it is finite, and what has changed that no state_dict has.
+
+Each walk serves rows of the table "a callback changes" in docs/extending.md, whose words these are:
+
+| what                                                        | walk                 | who asks, and why            |
+|-------------------------------------------------------------|----------------------|------------------------------|
+| weights, buffers, an average of the weights; and the states | `_values`            | not_finite: no checkpoint    |
+| of optimizers                                               |                      | gets NaN                     |
+| buffers that state_dict leaves out; numbers, texts and      | `_unsaved`           | altered and restore: saved,  |
+| tensors of a loss, score or metric that is no module, or    |                      | and set again by a resume    |
+| that a subclass has added to a Trainer                      |                      |                              |
+| numbers, texts, flags and enums in public attributes of     | `_settings`          | the same; and check, as they |
+| modules; `requires_grad` of weights                         |                      | may differ between processes |
+| `param_groups` (lr, weight_decay): the states of optimizers | `settings_of_groups` | check, in the same way       |
+| save them                                                   |                      |                              |
+| new, renamed or other weights, buffers, parameter groups,   | `_parts`             | check: refused               |
+| optimizers                                                  |                      |                              |
+| a generator (docs/checkpoints.md, "What is not exact")      | `generators_of`      | warn_of_generators           |
+"""
 
 import logging
 import math
@@ -18,7 +36,8 @@ log = logging.getLogger(__name__)
 
 CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 SETTINGS = (bool, int, float, str, type(None))  # other types, and classes derived from these, torch.load refuses
-SAME = (*RATES, "weight_decay", "requires_grad")  # settings with which processes would train different weights
+# Settings that have to be the same in all processes, which would else train different weights.
+SAME = (*RATES, "weight_decay", "requires_grad")
 
 NOT_SAVED = (
     "%s, which no checkpoint has: a resumed run draws other numbers from it; use the global generators, which are "
@@ -57,7 +76,7 @@ class ModuleState:
         """What has NaN or infinities, by name: "NaN" or "infinity"."""
         broken = {}
         tensors: dict[Any, list[tuple[str, Tensor]]] = {}  # one launch for those of a device and dtype
-        for name, value in self._numbers():
+        for name, value in self._values():
             if isinstance(value, float):
                 value = torch.tensor(value)
             is_dense = isinstance(value, Tensor) and value.layout is torch.strided
@@ -70,8 +89,8 @@ class ModuleState:
                     broken[name] = "NaN" if math.isnan(norm) else "infinity"
         return broken
 
-    def _numbers(self) -> list[tuple[str, Any]]:
-        """The values by name in which there may be tensors and numbers."""
+    def _values(self) -> list[tuple[str, Any]]:
+        """What may have NaN, by name: tensors and numbers, and whatever else optimizers keep."""
         trainer = self._trainer
         modules = trainer.all_modules
         values: list[tuple[str, Any]] = [*modules.named_parameters(), *modules.named_buffers()]
@@ -87,8 +106,8 @@ class ModuleState:
                 values += [(f"{key} of the optimizer", value) for key, value in group.items()]
         return values
 
-    def begin(self, altered: dict[str, Any]) -> None:
-        """Called after on_start of the callbacks. Sets the settings that a run before this resume had `altered`."""
+    def restore(self, altered: dict[str, Any]) -> None:
+        """Sets what the run before this resume had `altered`. Called after on_start: later changes are new ones."""
         progress = self._trainer.progress
         self._trainer.unfreeze(progress.epoch - progress.at_epoch_end)  # first: a callback may have frozen some again
         self._at_start = self._settings() | self._unsaved()
@@ -138,7 +157,7 @@ class ModuleState:
                 log.warning(NOT_SAVED, f"{name} has a random generator ({kinds}) inside, or in its code")
 
     def altered(self) -> dict[str, Any]:
-        """The settings, and what no state_dict has, that were changed since `begin`."""
+        """The settings, and what no state_dict has, that were changed after on_start (`restore`)."""
         now = self._settings() | self._unsaved()
         changed = {
             name: now[name] for name, value in self._at_start.items() if name in now and differ(now[name], value)
@@ -212,7 +231,7 @@ class ModuleState:
         for path, owner in self._owners().items():
             attributes = getattr(owner, "__dict__", {})
             if owner is self._trainer:
-                attributes = owner.own_attributes()
+                attributes = owner.added_attributes()
             elif isinstance(owner, nn.Module):
                 attributes = {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
             for name, value in attributes.items():

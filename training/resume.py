@@ -2,8 +2,8 @@
 
 1. Which run: `named_path`. command_line.complete puts its overrides before the new ones, and stays in its folder;
    of a checkpoint file, and in a sweep, the new run gets a folder of its own.
-2. Which file, and what of it: `choose_origin`. state.resume loads it, and weights by `load_weights`: a layer is loaded
-   whole or not at all, one of another size stays new; Run.start loads the states of the callbacks.
+2. Which file, and what of it: `choose_origin`. state.load_origin loads it, and weights by `load_weights`: a layer is
+   loaded whole or not at all, one of another size stays new. Run.start loads the states of the callbacks.
 3. Which number each class has: `Origin.classes_for`. data/classes.py translates the labels.
 4. What has changed: `changes_since`. The log names it; the loader and the network refuse what does not fit them.
    What a changed setting replaces: learning rates and modes in state.load_state, mean and std in preprocessing.py.

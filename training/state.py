@@ -51,7 +51,8 @@ def state_of(run: Run) -> State:
 def save(run: Run) -> None:
     """Saves a checkpoint, unless something in it that was finite is not any more. All processes have to call it.
 
-    Raises ConfigError if one is not, with train.stop_at_nan, or for a change that ModuleState.check refuses.
+    Then it raises ConfigError, or warns with train.stop_at_nan=false. Raises ConfigError for a change that
+    ModuleState.check refuses.
     """
     run.module_state.check()
     names = sorted(set().union(*run.processes.gather(run.module_state.not_finite())))
@@ -59,7 +60,7 @@ def save(run: Run) -> None:
         run.checkpoints.save(state_of(run))
         return
     run.checkpoints.restart_interval()
-    run.warn_of_nan(f"no checkpoint is saved: {', '.join(names[:3])}")
+    run.stop_or_warn(f"no checkpoint is saved: {', '.join(names[:3])}")
 
 
 def warn_of_unsaved(run: Run) -> None:
@@ -89,11 +90,12 @@ def warn_of_unsaved(run: Run) -> None:
         )
 
 
-def resume(run: Run) -> None:
-    """Gives the run what it begins with: a checkpoint, weights, or nothing; a finished run its `summary`.
+def load_origin(run: Run) -> None:
+    """Loads what the run begins with, as resume.py has chosen it: a checkpoint, weights, or nothing.
 
-    Here it gets the loader's position, progress, modules, schedules, optimizers and sums. Run.start goes on: on_start
-    and the state of each callback, the mean of the weights, and the settings that callbacks had altered.
+    Of a checkpoint it loads the loader's position, progress, modules, schedules, optimizers and sums. Run.start loads
+    the rest: the state of each callback, the mean of the weights, and the settings that callbacks had altered. If the
+    run in this folder has finished, it loads its `summary` alone.
     """
     origin = run.origin
     run.origin = Origin()  # it takes as much memory as the weights

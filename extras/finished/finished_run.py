@@ -104,7 +104,7 @@ class FinishedRun:
                 module.load_state_dict(state["others"][name])
         except (KeyError, RuntimeError) as error:
             raise ConfigError(f"{self.path} does not fit {self}: {reason_of(error)[:300]}") from error
-        ModuleState(self.trainer).begin(state["altered"])
+        ModuleState(self.trainer).restore(state["altered"])
         self.trainer.progress.step = self.step
         self.trainer.progress.epoch = state["loader"]["epoch"]
         for module in self.trainer.all_modules.children():
