@@ -1,8 +1,9 @@
 """The Preloader's engine: makes the batches of another engine ready on the device, `depth` of them ahead, in a thread.
 
 EpochIterator -> PreloadEngine -> Engine: it stands between the iterator and the loader's own engine. Like that one, it
-answers by number, and has no position: after an exception from a signal handler (Ctrl-C), wherever it came, the
-iterator asks for the same number again. The thread asks the loader's engine for the numbers that follow.
+answers by the number of a task, and has no position: after an exception from a signal handler (Ctrl-C), wherever it
+came, the iterator asks for the same number again. The thread asks the loader's engine for the numbers that follow.
+`number` is a task's here; `batch_number` counts the batches of the epoch, and is a part of the key of random numbers.
 Invariant: at most `depth` items are ready besides the one that is asked for, which stays until the next one is asked
 for, and none once the epoch has ended. While the thread runs, nobody else uses the loader's engine, and nobody but the
 consumer's thread runs the sampler. Both sides wait in SimpleQueues: an exception can leave no lock in them.
@@ -37,9 +38,9 @@ GIVE_UP_SECONDS = 2.0
 
 @dataclass(slots=True)
 class Item:
-    """What the loader's engine has answered for a number, with the batch on the device."""
+    """What the loader's engine has answered for a task, with the batch on the device."""
 
-    number: int
+    number: int  # of the task
     reading: Reading
     raised: BaseException | None = None  # an error that belongs to no batch
     ready: Ready | None = None  # when the batch is ready on the device
@@ -80,8 +81,9 @@ class PreloadEngine:
         return len([item for item in list(self._items) if item.number >= self._consumer.position.task])
 
     def get(self, plan: Plan, number: int) -> Reading:
-        """Returns batch `number`, or the error in its place; the same one again until the next one is asked for."""
+        """Returns the batch of task `number`, or its error; the same one again until the next one is asked for."""
         began = time.perf_counter()
+        batch_number = self._consumer.position.batch
         copier = self._copier
         items = self._items
         if self._depth:
@@ -97,7 +99,7 @@ class PreloadEngine:
             if self._depth:
                 self._wake.get()
             else:
-                self._make(number, self._consumer.position.batch)
+                self._make(number, batch_number)
         item = items[0]
         if item.raised is not None:
             items.popleft()
@@ -105,14 +107,13 @@ class PreloadEngine:
                 raise item.raised
             finally:  # else the error and this frame, which its traceback refers to, would keep each other alive
                 del item
-        batch = self._consumer.position.batch
         if item.reading.has_batch:
-            self._finish(item, batch)
+            self._finish(item, batch_number)
         copier.stats.wait_seconds += time.perf_counter() - began
         if item.reading.has_batch:
             copier.stats.batches += 1
         if copier.timeline is not None:
-            copier.timeline.delivered = copier.epoch, batch
+            copier.timeline.delivered = copier.epoch, batch_number
         return item.reading
 
     def close(self) -> None:
@@ -149,23 +150,23 @@ class PreloadEngine:
         if self.is_ended:  # another epoch may run
             return
         number = self._consumer.position.task
-        batch = self._consumer.position.batch
+        batch_number = self._consumer.position.batch
         try:
             with self._copier.accelerator.using(self._copier.stream):
                 while not self.is_ended:
                     if len(self._items) > self._depth:
                         self._room.get()
                         continue
-                    if batch == self._limit or not self._plan.has(number):
+                    if batch_number == self._limit or not self._plan.has(number):
                         break
                     try:
-                        reading = self._make(number, batch)
+                        reading = self._make(number, batch_number)
                     except BaseException as error:
                         self._items.append(Item(number, Reading(), error))
                     else:
                         number += 1
                         if not reading.is_empty:
-                            batch += 1
+                            batch_number += 1
                     self._wake.put(None)
         except SamplerError:
             pass  # the consumer's thread raises it in its place
@@ -177,7 +178,7 @@ class PreloadEngine:
             self._copier.release()
 
     def _draw(self, number: int) -> None:
-        """Draws from the sampler, in the consumer's thread, all that is needed for the batches before `number`.
+        """Draws from the sampler, in the consumer's thread, all that is needed for the tasks before `number`.
 
         A sampler may draw from the global generators, which belong to the training loop's thread.
         """
@@ -186,15 +187,15 @@ class PreloadEngine:
         except SamplerError:
             return  # it comes in its place
 
-    def _make(self, number: int, batch: int) -> Reading:
-        """Makes the item of a number; `batch` is the number of its batch in the epoch."""
+    def _make(self, number: int, batch_number: int) -> Reading:
+        """Makes the item of task `number`, and appends it. An interrupted call may have read its batch."""
         copier = self._copier
         began = time.perf_counter()
-        if self._begun.number != number:  # else an interrupted call has read it
+        if self._begun.number != number:
             self._begun = Item(number, self._engine.get(self._plan, number))
         item = self._begun
         reading = item.reading
-        copier.count_wait(began, batch)
+        copier.count_wait(began, batch_number)
         try:
             if reading.has_batch:
                 if self._pins:
@@ -202,7 +203,7 @@ class PreloadEngine:
                 if reading.is_transformed:
                     item.ready = copier.note_ready()
                 else:
-                    reading.batch, item.ready = copier.copy(reading.batch, batch)
+                    reading.batch, item.ready = copier.copy(reading.batch, batch_number)
         except BaseException as error:
             if not self._depth and (not isinstance(error, Exception) or is_of_signal(error)):
                 if self._engine.in_order:  # it reads the batch again: the transform may have changed it in place
@@ -212,22 +213,22 @@ class PreloadEngine:
         self._items.append(item)
         return reading
 
-    def _finish(self, item: Item, number: int) -> None:
-        """Makes batch `number` ready for the consumer. Repeating an interrupted call draws the same random numbers."""
+    def _finish(self, item: Item, batch_number: int) -> None:
+        """Makes the item's batch ready for the consumer. A call that repeats one draws the same random numbers."""
         if item.is_finished:
             return
         reading = item.reading
         try:
-            batch = self._copier.hand_over(reading.batch, item.ready, number)
+            batch = self._copier.hand_over(reading.batch, item.ready, batch_number)
         except Exception as error:
             reraise_of_signal(error)
             self._fail(reading, error)
         else:
             reading.batch = batch
-            item.is_finished = True  # no call before it
+            item.is_finished = True  # no call in between, after which a signal handler could raise
 
     def _fail(self, reading: Reading, error: BaseException) -> None:
-        """Makes it the error in the place of the batch."""
+        """Puts the error in the place of the batch."""
         reading.error = error
         if isinstance(error, torch.OutOfMemoryError):
             reading.error = torch.OutOfMemoryError(
@@ -252,4 +253,5 @@ class PreloaderIterator:
         return len(self._owner.loader)
 
     def __next__(self) -> Any:
-        return self._batches.__next__()  # next() is C: after it a signal handler may run, and the batch would be lost
+        # Not next(): it is C, after which a signal handler may run, and the batch would be lost.
+        return self._batches.__next__()

@@ -12,7 +12,7 @@ from ..workers.messages import Reading
 
 
 def state_reader(loader: Any) -> Callable[[], Any]:
-    """Returns what tells the loader's state: None if it has none."""
+    """Returns a function that returns the loader's state, or None if the loader has none."""
     if has_state(loader):
         try:
             loader.state_dict()
@@ -29,7 +29,7 @@ class ForeignTask(NamedTuple):
 
 
 class ForeignEpoch(Plan, BatchEngine):
-    """Is plan, engine and loader of an EpochIterator. `get` may be asked for the same number again, or for the next.
+    """Is plan, engine and loader of an EpochIterator. `get` may be asked for the same task again, or for the next.
 
     state_of: see state_reader.
     """
@@ -41,7 +41,7 @@ class ForeignEpoch(Plan, BatchEngine):
         super().__init__()
         self._batches = batches
         self._state_of = state_of
-        self._end = sys.maxsize
+        self._end = sys.maxsize  # how many tasks there are, once that is known
         self._number = -1  # of the last reading
         self._reading = Reading()
 
@@ -54,7 +54,7 @@ class ForeignEpoch(Plan, BatchEngine):
         return number < self._end
 
     def get(self, plan: Plan, number: int) -> Reading:
-        """Returns what comes next. Raises a signal handler's error: it is no batch's."""
+        """Returns what comes next, or again what came last. Raises a signal handler's error: it is no batch's."""
         if number != self._number:
             reading = Reading(task=ForeignTask())
             try:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 COPY = "loaders/preload/device_copy.py"
 HOLD = "self._copying.append(HostBatch(batch))"
 DONE = "self._note_done(done)"
-MOVE = '            prepared, seconds = self._timed("copy", number, move, batch, self._to_device)\n'
+MOVE = '            prepared, seconds = self._timed("copy", batch_number, move, batch, self._to_device)\n'
 EARLY = "            early = self.stream and self.stream.record_event()\n"
 RECORD = "tensor.record_stream(consumer)"
 FINALLY = "        finally:  # after an error too"
