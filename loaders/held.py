@@ -1,6 +1,18 @@
 """Finds what the objects that a loader calls (dataset, collate_fn, transforms) hold.
 
-That is random generators, and what may change in it.
+The words are those of README.md, "Order, randomness, state", and CONTRACT.md:
+
+| what is looked for                               | by               | what becomes of it                            |
+|--------------------------------------------------|------------------|-----------------------------------------------|
+| generators that the dataset, its transforms and  | Held             | generators.Seeder seeds them; one that cannot |
+| collate_fn hold, and a Preloader's transforms    |                  | be seeded is named once                       |
+| iterators that these hold                        | Held             | named once: no state has where they are       |
+| another object in one of their places            | Held.has_changed | Seeder searches again                         |
+| a value, an item of an array or a tensor, or an  | contents_of      | SeededLoader restarts persistent workers when |
+| object in the dataset that has changed           |                  | the next epoch begins                         |
+| a sampler's generator, or a change in it: in its | samplers.py, by  | the loader has no state; the change is named  |
+| own attributes alone                             | content_of       | once                                          |
+| tensors in a batch                               | nested.py alone  | moved, copied and counted                     |
 
 One walk along references, as Python's garbage collector knows them (gc.get_referents): from an object to its
 attributes, slots and class, from a container to its items, from a method to its object. So it evaluates no property

@@ -101,10 +101,10 @@ class SeededLoader(WorkerLoader[T_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
-        number = checked_epoch(epoch)
-        if self._upcoming is None or self._upcoming.epoch != number:
-            self._upcoming = Position(number)
-        pass_on_epoch(number, self.batch_sampler, self.sampler)
+        epoch = checked_epoch(epoch)
+        if self._upcoming is None or self._upcoming.epoch != epoch:
+            self._upcoming = Position(epoch)
+        pass_on_epoch(epoch, self.batch_sampler, self.sampler)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the newest epoch, counted in samples delivered to all ranks: plain JSON.
