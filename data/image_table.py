@@ -1,5 +1,6 @@
 """ImageTable: image files that a table names, with their labels."""
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,10 @@ from data.images.crops import class_indices
 from data.subset import ends_of
 from data.table import read_table
 
+log = logging.getLogger(__name__)
+
 SPLITS = ("train", "val", "test")
+MISSING = ("nan", "na", "n/a", "none", "null")  # what programs write for a missing label; people, for a class
 TRUTH = {"true": "1", "false": "0"}
 # Not all that Python takes as a number: 1_1 is a name.
 is_number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+|nan|inf)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE).fullmatch
@@ -24,8 +28,9 @@ is_whole = re.compile(r"(-?\d{1,300})(\.0*)?", re.ASCII).fullmatch
 class ImageTable(ImageFiles):
     """The images that a table names (data/table.py) in the column `image`: paths in `root`, or in the table's folder.
 
-    label: a column of texts or whole numbers, which are classes (1.0 is 1); of other numbers, for task=regression
-    (with `numbers` also whole ones); or a list of columns: of 0 and 1, classes for task=multilabel, or of numbers.
+    label: a column of texts or whole numbers, which are classes (1.0 is 1, and NA is a name); of other numbers, for
+    task=regression (with `numbers` also whole ones); or a list of columns: of 0 and 1, classes for task=multilabel, or
+    of numbers.
     split: a column with train, val or test. If no row has test, the rows with val are the test set; else they are the
     validation set. test_table: the file of the test set. Without both the test set is empty: see data.val_fraction.
     group: a column, such as a patient: rows with the same value are never separated.
@@ -96,6 +101,11 @@ class ImageTable(ImageFiles):
                 raise DataError(
                     f"{rows.path}: {columns[0]!r} has numbers with a decimal comma, such as {with_comma[0]}: write "
                     "them with a point, or with a letter if they are names of classes"
+                )
+            if missing := [name for name in classes if name.lower() in MISSING]:
+                log.warning(
+                    "%s: %s of %r is a class as any other: if it says that a label is missing, remove these rows",
+                    *(rows.path, ", ".join(missing), columns[0]),
                 )
             self.fits_task = "classification"
             texts = without_zeros(rows.cells[columns[0]]) if all(map(is_whole, classes)) else rows.cells[columns[0]]

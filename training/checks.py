@@ -93,13 +93,14 @@ def read_first(
     name = type(dataset).__name__
     if not (is_stream(dataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
         raise DataError(f"{name} needs __len__ and __getitem__, or has to be an IterableDataset")
+    # First: a generator that is made when it is needed, and kept, is seeded from then on.
+    sentences = {} if is_stream(dataset) else unrepeatable(dataset, is_test, collate)
     samples = list(islice(dataset if is_stream(dataset) else readable(dataset, skips), 2))
     if not samples and not is_stream(dataset) and len(dataset):
         with explained(f"{name}: none of the first samples can be read", "loader.on_error=raise tells where it fails"):
             dataset[0]
     if not samples:
         raise DataError(f"{name} has no samples: check the files that it reads")
-    sentences = {} if is_stream(dataset) else unrepeatable(dataset, is_test, collate, len(samples))
     if collate is not None:
         copies: list[Any] = []
         with suppress(Exception):  # of samples that cannot be copied
@@ -118,8 +119,8 @@ def read_first(
         return default_collate(samples), lengths_of(default_collate([*samples, *samples])), sentences
 
 
-def unrepeatable(dataset: Any, is_test: bool, collate: Callable | None, count: int) -> dict[str, bool]:
-    """A warning if the first `count` samples are others when they are read again, with whether they can be compared.
+def unrepeatable(dataset: Any, is_test: bool, collate: Callable | None) -> dict[str, bool]:
+    """A warning if the first two samples are others when they are read again, with whether they can be compared.
 
     They are read with the same random numbers; those of a test set with other ones, too. If they cannot be read so,
     which is said later, there is no warning.
@@ -130,6 +131,7 @@ def unrepeatable(dataset: Any, is_test: bool, collate: Callable | None, count: i
 
     batches = []
     with suppress(Exception):
+        count = min(2, len(dataset))
         for seed in (0, 0, 1) if is_test else (0, 0):
             with WorkerLoader(dataset, count, sampler=range(count), seed=seed, collate_fn=make_batch) as loader:
                 batches += list(loader)

@@ -115,8 +115,12 @@ def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
 def with_enough(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, most: int) -> tuple[Any, Batch]:
     """The result of a step, and the batch: that of two samples or, if it fails, of these repeated, up to `most`.
 
-    A loss may need more than two, such as one of the k samples with the largest losses.
+    A loss may need more than two, such as one of the k samples with the largest losses. As many samples as outputs are
+    repeated first: labels (B,) would fit outputs (B, B) by chance.
     """
+    if trainer.task.batch_length(batch) == trainer.task.num_outputs <= most // 2:
+        with suppress(Exception):  # some batches cannot be repeated
+            batch = repeated(trainer.task, batch, 2)
     try:
         return step(batch), batch
     except Exception as error:

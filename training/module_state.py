@@ -20,6 +20,7 @@ Each walk serves rows of the table "a callback changes" in docs/extending.md, wh
 
 import logging
 import math
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -62,32 +63,15 @@ class ModuleState:
         self._parts_at_start = self._parts()
         self._at_start: dict[str, Any] = {}  # the settings
         self._warned: set[str] = set()  # the settings of which `check` has warned
-        self.never_finite = self._broken()
+        self.never_finite = not_finite(self._values())
 
     def not_finite(self) -> set[str]:
         """What was finite and is not: "NaN in NAME", "infinity in NAME". Waits for the device.
 
         It looks at weights, dense buffers, also those that are not saved, their mean (EMA), and the optimizers' state.
         """
-        broken = self._broken().items()
+        broken = not_finite(self._values()).items()
         return {f"{kind} in {name}" for name, kind in broken if self.never_finite.get(name) != kind}
-
-    def _broken(self) -> dict[str, str]:
-        """What has NaN or infinities, by name: "NaN" or "infinity"."""
-        broken = {}
-        tensors: dict[Any, list[tuple[str, Tensor]]] = {}  # one launch for those of a device and dtype
-        for name, value in self._values():
-            if isinstance(value, float):
-                value = torch.tensor(value)
-            is_dense = isinstance(value, Tensor) and value.layout is torch.strided
-            if is_dense and value.dtype in CHECKED and value.numel():
-                tensors.setdefault((value.device, value.dtype), []).append((name, value.detach()))
-        for alike in tensors.values():
-            norms = torch._foreach_norm([value for _, value in alike], math.inf)
-            for (name, _), norm in zip(alike, torch.stack(norms).cpu().tolist(), strict=True):
-                if not math.isfinite(norm):
-                    broken[name] = "NaN" if math.isnan(norm) else "infinity"
-        return broken
 
     def _values(self) -> list[tuple[str, Any]]:
         """What may have NaN, by name: tensors and numbers, and whatever else optimizers keep."""
@@ -256,3 +240,21 @@ class ModuleState:
         }
         weights = {name: id(weight) for name, weight in self._trainer.all_modules.named_parameters()}
         return weights, buffers, sorted(map(id, [*weights_of(optimizers), *optimizers]))
+
+
+def not_finite(values: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """Which of the tensors and numbers have NaN or infinities, by name: "NaN" or "infinity". Waits for the device."""
+    broken = {}
+    tensors: dict[Any, list[tuple[str, Tensor]]] = {}  # one launch for those of a device and dtype
+    for name, value in values:
+        if isinstance(value, float):
+            value = torch.tensor(value)
+        is_dense = isinstance(value, Tensor) and value.layout is torch.strided
+        if is_dense and value.dtype in CHECKED and value.numel():
+            tensors.setdefault((value.device, value.dtype), []).append((name, value.detach()))
+    for alike in tensors.values():
+        norms = torch._foreach_norm([value for _, value in alike], math.inf)
+        for (name, _), norm in zip(alike, torch.stack(norms).cpu().tolist(), strict=True):
+            if not math.isfinite(norm):
+                broken[name] = "NaN" if math.isnan(norm) else "infinity"
+    return broken

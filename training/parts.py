@@ -6,6 +6,7 @@ from numbers import Number
 from typing import Any
 
 from torch import Tensor, cat
+from torch.nn.utils.rnn import PackedSequence
 
 from data.errors import DataError
 from loaders import move
@@ -53,6 +54,11 @@ def map_rows(field: Any, change: Callable[[Any], Any], count: int, is_stacked: b
     A number, a text and a tensor () are of the whole batch: they stay as they are.
     is_stacked: a list of `count` items has fields, and not samples (Task.stacked).
     """
+    if isinstance(field, PackedSequence):
+        raise DataError(
+            "a PackedSequence in a batch can be neither divided into samples nor repeated: let data.collate pad the "
+            "sequences, and pack them in the network"
+        )
     if field is None or isinstance(field, str | bytes | Number) or getattr(field, "ndim", None) == 0:
         return field
     if isinstance(field, dict):

@@ -135,6 +135,7 @@ def load_state(run: Run, state: State, changed: dict[str, str]) -> None:
         trainer.has_own_rates = state["own_rates"]
         for optimizer, saved in zip(trainer.optimizers, state["optimizers"], strict=True):
             resume_optimizer(optimizer, saved, changed, trainer.has_own_rates)
+        trainer.note_scheduled()
         trainer.scaler.load_state_dict(state["scaler"])
     except (KeyError, RuntimeError, ValueError) as error:
         settings = sentences(changed) or "the settings are the same, but not the code or the data"

@@ -5,8 +5,9 @@
     python extras/finished/evaluate.py RUN data=image_folder data.root=DIR        # other data with the same classes
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. Scores are those of the run's own
-evaluation_step and task.metrics, in batches of the run's size. It writes evaluation.json and, for one class per image,
-confusion.png and mistakes.png into RUN/evaluation/SPLIT, and brings RUN/report.html up to date.
+evaluation_step and task.metrics, in batches of the run's size, or of that of its parts (train.accumulate). It writes
+evaluation.json and, for one class per image, confusion.png and mistakes.png into RUN/evaluation/SPLIT, and brings
+RUN/report.html up to date.
 """
 
 import json
@@ -24,13 +25,15 @@ from data import length_of
 from extras.finished.evaluation import ClassCounts, Evaluation
 from extras.finished.finished_run import SPLITS, FinishedRun, parser
 from extras.finished.samples import name_of
-from training.config import ROOT
+from training.config import ROOT, ConfigError
 from training.dry_run import dry_run_evaluation
 from training.files import write_whole
 from training.results import only_warns, plain
 from training.script import run_script
 from training.tasks import Multilabel
 from training.trainer import Trainer
+
+OURS = ("checkpoint", "step", "split", "samples", "classes", "mistakes")  # keys of evaluation.json
 
 
 def main(typed: list[str] | None = None) -> dict[str, Any]:
@@ -98,7 +101,11 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Cla
             evaluation = ClassCounts(run.data.classes)
         elif task.label_below and normalize is not None:
             evaluation = Evaluation(run.data.classes, normalize)
-    dry_run_evaluation(trainer, run.data)
+    if taken := {*OURS} & {*dry_run_evaluation(trainer, run.data)}:
+        raise ConfigError(
+            f"{', '.join(taken)}, a score, is a key that evaluation.json has already: choose another name in "
+            "task.scores or task.metrics"
+        )
     step = trainer.evaluation_step
     samples = 0
     outputs = list[Tensor]()

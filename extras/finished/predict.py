@@ -15,6 +15,7 @@ as that of examples/segmentation, writes files into predictions/, and the rows n
 import codecs
 import csv
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -29,12 +30,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from extras.finished.finished_run import SPLITS, FinishedRun, parser
 from extras.finished.samples import ImageFiles, Samples, batches_of, image_files, name_of, read_inputs
-from loaders import WorkerLoader, move
+from loaders import WorkerLoader, move, tensors
 from training.checks import is_stream
 from training.config import ConfigError
 from training.files import replacing
+from training.module_state import not_finite
 from training.script import run_script
 from training.tasks import Multilabel
+
+log = logging.getLogger(__name__)
 
 TOP = 5  # classes of a row
 
@@ -78,6 +82,7 @@ def main(typed: list[str] | None = None) -> Path:
 def records(run: FinishedRun, samples: Samples, folder: Path) -> Iterator[Row]:
     """A row of the table for each sample, by column; one that cannot be read has only "file" and "error"."""
     names = Names()
+    broken = list[str]()  # the files whose predictions are not finite
     size = run.config.train.part_size
     workers = run.config.loader.num_workers
     with WorkerLoader[Any](samples, size, num_workers=workers, collate_fn=list, seed=0) as loader:
@@ -86,7 +91,9 @@ def records(run: FinishedRun, samples: Samples, folder: Path) -> Iterator[Row]:
             for rows, batch in batches_of(read):
                 on_device = move(batch, lambda tensor: tensor.to(run.device))
                 outputs = run.task.predictions(run.outputs(run.data.transform(on_device)))
-                for row, predicted in zip(rows, per_sample(outputs, len(rows)), strict=True):
+                by_row = dict(zip(rows, per_sample(outputs, len(rows)), strict=True))
+                broken += not_finite((read[row][0], value) for row in rows for value in tensors(by_row[row]))
+                for row, predicted in by_row.items():
                     name = names.unused(read[row][0])
                     predictions[row] = cells(run, predicted, name, folder)
                     if taken := {"file", "error"} & predictions[row].keys():
@@ -96,6 +103,11 @@ def records(run: FinishedRun, samples: Samples, folder: Path) -> Iterator[Row]:
                         )
             for row, (name, _, reason) in enumerate(read):
                 yield {"file": name, **predictions.get(row, {"error": reason})}
+    if broken:
+        log.warning(
+            "%s gives NaN or infinity for %d samples, first for %s: look at its values, or try train.precision=fp32",
+            *(type(run.trainer.model).__name__, len(broken), broken[0]),
+        )
 
 
 class Names:

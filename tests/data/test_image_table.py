@@ -63,6 +63,8 @@ def test_a_table_of_a_folders_files_has_the_folders_samples(tmp_path):
         ("b a b", "a b", "classification", [1, 0, 1]),
         ("10 9 -1", "-1 9 10", "classification", [2, 1, 0]),
         ("01 02 10", "01 02 10", "classification", [0, 1, 2]),
+        ("NA a NA", "NA a", "classification", [0, 1, 0]),
+        ("1 none", "1 none", "classification", [0, 1]),
         ("1.0 2. 1", "1 2", "classification", [0, 1, 0]),
         ("1_1 1_2", "1_1 1_2", "classification", [0, 1]),
         ("\u00b2 \u00b3", "\u00b2 \u00b3", "classification", [0, 1]),  # squares
@@ -71,13 +73,14 @@ def test_a_table_of_a_folders_files_has_the_folders_samples(tmp_path):
         ("0,1.5 2,0", "", "regression", [[0, 1.5], [2, 0]]),
     ],
 )
-def test_labels_are_classes_numbers_or_several_classes_by_their_columns(make, labels, classes, fits, values):
+def test_labels_are_classes_numbers_or_several_classes_by_their_columns(make, labels, classes, fits, values, caplog):
     columns = ["x", "y"] if "," in labels else ["label"]
     table = rows(*labels.split(), header=",".join(["image", *columns]))
     dataset = make(table, label=columns if "," in labels else "label")
     assert (dataset.classes, dataset.fits_task, dataset.labels.tolist()) == (tuple(classes.split()), fits, values)
     assert read_batch(dataset, len(values))["label"].tolist() == values
     assert [sample["label"].tolist() for sample in dataset] == values
+    assert ("a class as any other" in caplog.text) == (not {"NA", "none"}.isdisjoint(dataset.classes))
 
 
 def test_whole_numbers_are_no_classes_if_the_settings_say_so(make):

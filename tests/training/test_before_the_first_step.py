@@ -39,6 +39,10 @@ def mistakes(outputs, labels):
     return (outputs.argmax(dim=1) != labels).float()
 
 
+def entropy_of_shares(outputs, labels):
+    return -(labels * outputs.log_softmax(dim=1)).sum(1).mean()
+
+
 class Unscored(Trainer):
     def evaluation_step(self, batch):
         return super().evaluation_step(batch)["loss"]
@@ -266,6 +270,10 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a norm with a last batch of one": (f"{NORM} data.length=65 train.last_batch=keep", ONE_SAMPLE),
     "a frozen part that is not there": ("train.freeze=features", r"train\.freeze=features & \b1\b"),
     "a loss without gradient": (f"task.loss={{_target_: {__name__}.mistakes}}", "gradient"),
+    "a loss of shares that gets the numbers of as many samples as classes": (
+        f"task.loss={{_target_: {__name__}.entropy_of_shares, _partial_: true}}",
+        r"cannot use the first training samples & size of tensor",
+    ),
     "a loss that takes no shares of mixup": (f"augment.mixup=0.2 {MARGIN}", "loss|augment|mixup|target"),
     "weights of three classes": (f"{WEIGHTED}, weight: [1, 2, 3]}}", "weight"),
     "weights that are no numbers": (

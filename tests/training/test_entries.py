@@ -126,6 +126,7 @@ SETTINGS = {
     "augment.mixup=much": "augment.mixup='much'",
     "augment.transform=much": "augment.transform=much",
     "device=abacus": "abacus",
+    "device=99": "device='cuda:99', but torch finds",
     "loader.num_workers=many": "loader.num_workers=many",
     "data=mix data.parts=none": "parts",
     "data=mix +data@data.parts.one=synthetic data.weights={one: heavy}": "heavy",

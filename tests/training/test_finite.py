@@ -59,7 +59,7 @@ def poisoned_step(tmp_path_factory):
 @pytest.mark.parametrize("every", ["1", "2"])
 def test_a_step_with_nan_ends_the_run_and_the_newest_checkpoints_are_finite(tmp_path, error, poisoned_step, every):
     assert poisoned_step > 2
-    with error(r"step \d+", r"optim\.lr", r"train\.stop_at_nan=false"):
+    with error(r"step \d+", r"train\.stop_at_nan=false"):
         train(tmp_path, POISONED, f"train.checkpoint_every={every}")
     kept = saved(tmp_path)
     interval = int(every)
@@ -74,6 +74,19 @@ def test_gradients_that_are_not_finite_end_the_run_at_the_next_line_or_save(tmp_
         train(tmp_path, f"trainer._target_={__name__}.Exploding train.log_interval=1", more)
     assert steps(tmp_path)[-1]["step"] == last
     assert all(saved(tmp_path).values())
+
+
+@pytest.mark.parametrize(
+    ("more", "remedy"),
+    [
+        (f"data._target_={__name__}.Poison", "image of this step's batch has NaN: correct the data"),
+        (f"trainer._target_={__name__}.Exploding optim=adamw +optim.eps=0", "set optim.eps=1e-8"),
+        (f"trainer._target_={__name__}.Exploding optim=adamw", "check the data, or lower optim.lr"),
+    ],
+)
+def test_the_remedy_of_a_loss_that_is_not_finite_is_that_of_what_is_seen(tmp_path, error, more, remedy):
+    with error(re.escape(remedy)):
+        train(tmp_path, "train.log_interval=1 train.checkpoint_every=null", more)
 
 
 def test_a_run_that_goes_on_with_nan_saves_no_such_weights_and_none_of_them_is_the_best(

@@ -226,13 +226,17 @@ class Drawing(Images):
         self.how = how
         self.seen = 0
         self.generator = np.random.default_rng()
+        self.of_worker = None
 
     def __getitem__(self, index):
         self.seen += 1
+        if self.how == "from_a_generator_that_each_worker_makes" and self.of_worker is None:
+            self.of_worker = np.random.default_rng()
         draws = {
             "by_a_counter": lambda: self.seen,
             "from_a_new_generator": lambda: np.random.default_rng().random(),
             "from_a_child_of_a_generator": lambda: self.generator.spawn(1)[0].random(),
+            "from_a_generator_that_each_worker_makes": lambda: self.of_worker.random(),
             "from_the_global_generators": lambda: random.random() + np.random.rand() + torch.rand(()).item(),
             "from_a_generator_that_it_holds": lambda: self.generator.random(),
             "never": lambda: 0.0,
@@ -242,7 +246,12 @@ class Drawing(Images):
 
 
 SEEDED = ("from_the_global_generators", "from_a_generator_that_it_holds", "never")
-UNSEEDED = ("by_a_counter", "from_a_new_generator", "from_a_child_of_a_generator")
+UNSEEDED = (
+    "by_a_counter",
+    "from_a_new_generator",
+    "from_a_child_of_a_generator",
+    "from_a_generator_that_each_worker_makes",
+)
 
 
 @pytest.mark.parametrize("how", [*SEEDED, *UNSEEDED])

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_sequence
 
 from tests.configs import FAST, checkpoint, composed, train
 from tests.data.reading import refused
@@ -303,6 +304,15 @@ def test_a_batch_has_the_length_and_the_parts_of_its_samples_whatever_its_lists_
         assert part.pop("name") == expected.pop("name")
         torch.testing.assert_close(part, expected, rtol=0, atol=0)
     assert task.batch_length(repeated(task, batch, 3)) == 3 * count
+
+
+def test_packed_sequences_count_as_their_samples_and_are_never_divided(error):
+    batch = {"image": pack_sequence([torch.ones(length, 4) for length in (5, 2, 1)])}
+    task = Task(None, label=None)
+    assert task.batch_length(batch) == 3
+    for change in (parts_of, repeated):
+        with error("PackedSequence", "in the network"):
+            change(task, batch, 2)
 
 
 def test_a_batch_of_texts_has_their_number():

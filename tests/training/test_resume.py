@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
+from torch.optim import SGD
 
 from data.errors import DataError
 from loaders import MachineFull
@@ -128,6 +129,16 @@ class Remembers(Trainer):
         ).square().mean(), outputs
 
 
+class RateOfTensor(Trainer):
+    def configure_optimizers(self):
+        return SGD(self.model.parameters(), lr=torch.tensor(0.1))
+
+
+class Cools:
+    def on_epoch_end(self, run):
+        run.trainer.optimizers[0].param_groups[0]["lr"].mul_(0.3)
+
+
 PLATEAU = f"+callbacks.plateau._target_={EXTENSIONS}.Plateau train.epochs=4 train.log_interval=1"
 CONFIGS = {
     "six steps": "data.length=96 data.test_length=16 train.log_interval=2 train.clip_norm=1",
@@ -160,6 +171,8 @@ CONFIGS = {
     "a rate that a callback sets": f"{PLATEAU} schedule=constant",
     "a rate that a callback sets, each step": f"{PLATEAU} schedule=constant schedule.every=step",
     "a rate that a callback sets, cosine": f"{PLATEAU} schedule=cosine",
+    "a rate that a callback changes in place": f"trainer._target_={__name__}.RateOfTensor schedule=constant "
+    f"+callbacks.cools._target_={__name__}.Cools train.epochs=3",
     "stream": f"data._target_={EXTENSIONS}.Stream train.steps_per_epoch=9 train.batch_size=16 loader.streams=4 "
     "loader.shuffle_buffer=20",
 }
@@ -340,6 +353,7 @@ LOOKS = CHANGES[-1]
         ("a rate that a callback sets", "8 SIGTERM, 13 SIGTERM, 17 SIGTERM", ", , , "),
         ("a rate that a callback sets, each step", "8 SIGTERM, 13 SIGTERM", ", , "),
         ("a rate that a callback sets, cosine", "8 SIGTERM, 13 SIGTERM", ", , "),
+        ("a rate that a callback changes in place", "8 SIGTERM, 13 SIGTERM", ", , "),
         ("stream", "5 SIGTERM, 12 error", "workers 2, workers 0, workers 1"),
         ("stream", "6 SIGTERM", f"{LOOKS}, {LOOKS}"),
     ],

@@ -372,6 +372,22 @@ def test_a_prediction_of_the_name_of_a_column_of_the_table_is_refused(trained, p
         predicted(trained, tmp_path / "out", photos)
 
 
+def test_a_score_of_the_name_of_a_key_of_the_result_is_refused(trained):
+    network = FinishedRun(trained)
+    network.task.extra_scores = {"samples": lambda outputs, labels: labels}
+    with refused("samples, a score"):
+        evaluate.evaluate(network, network.dataset("test"))
+
+
+def test_predictions_that_are_nan_are_said_with_the_first_file(trained, photos, tmp_path, monkeypatch, caplog):
+    outputs = FinishedRun.outputs
+    monkeypatch.setattr(
+        FinishedRun, "outputs", lambda *given: outputs(*given).index_fill(0, torch.tensor(1), torch.nan)
+    )
+    found = predicted(trained, tmp_path / "p", photos)  # in three batches; found[1] cannot be read
+    assert f"NaN or infinity for 3 samples, first for {found[2]['file']}: " in caplog.text
+
+
 def test_a_table_has_scores_alone_and_a_column_of_numbers(table, tmp_path):
     assert {"mae", "mse"} < evaluate.main([str(table), "--out", str(tmp_path / "out")]).keys()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["evaluation.json"]
