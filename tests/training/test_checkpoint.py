@@ -25,7 +25,6 @@ from training.resume import changes_since, check_same_run, choose_origin
 def checkpoints(folder, keep=2, interval=(inf, inf)):
     config = SimpleNamespace(keep_checkpoints=keep, checkpoint_interval=lambda: interval)
     config.process_timeout = 60.0
-    config.find_unused_parameters = False
     return Checkpoints(folder, config, Processes("cpu", config))
 
 
