@@ -9,6 +9,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch.nn.functional import interpolate
 
 from data.errors import DataError
+from data.guarded import guarded
 from data.transform import ImageDataset, Transform, as_array
 from loaders import takes_groups
 
@@ -28,6 +29,7 @@ class ArrayDataset(ImageDataset):
 
     _prepared_by = ("image_shape",)
 
+    @guarded
     def __init__(
         self,
         images: np.ndarray,

@@ -13,6 +13,7 @@ import numpy as np
 
 from data.classes import numbers_in
 from data.errors import DataError, check_choice, check_count, home_path, printable
+from data.guarded import guarded
 from data.images.cache import Cache
 from data.images.crops import CroppedDataset, File
 from data.images.decoding import image_errors, whole
@@ -37,6 +38,7 @@ class ImageFiles(CroppedDataset):
     (None: what a test sample needs) is resized first. cache_dir, cache_gb: the cache's folder, and its limit.
     """
 
+    @guarded
     def __init__(
         self,
         train: bool,
@@ -53,7 +55,7 @@ class ImageFiles(CroppedDataset):
             check_choice("data.cache", cache, ("ram", "disk"))
             self.stored_as = (self.cache_side, self.interpolation)
         self._cache_options = (cache, cache_dir, cache_gb)
-        self._cache: Cache | None = None
+        self._pixel_cache: Cache | None = None
 
     def open_cache(self) -> None:
         """Opens data.cache for the files that `path` names."""
@@ -64,7 +66,7 @@ class ImageFiles(CroppedDataset):
         key.update(os.fsencode(os.path.abspath(self.path(0))))  # because paths may be relative
         for index in range(len(self)):
             key.update(os.fsencode(self.path(index)) + b"\n")
-        self._cache = Cache(kind, folder, key.hexdigest(), len(self), gigabytes)
+        self._pixel_cache = Cache(kind, folder, key.hexdigest(), len(self), gigabytes)
 
     def path(self, index: int) -> str:
         """The path of the sample's file."""
@@ -74,8 +76,8 @@ class ImageFiles(CroppedDataset):
         """The bytes of the file, or with a cache the stored pixels (H, W, 3), and the file's path."""
         path = self.path(index)
         with image_errors(path, self.advice):
-            if self._cache is not None:
-                return self._cache.image(index % len(self), path, self._pixels), path
+            if self._pixel_cache is not None:
+                return self._pixel_cache.image(index % len(self), path, self._pixels), path
             with open(path, "rb", buffering=0) as file:
                 return file.read(), path
 
@@ -95,6 +97,7 @@ class ImageFolder(ImageFiles):
 
     fits_task = "classification"  # its labels are places in `classes`, also if folders have numbers as names
 
+    @guarded
     def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:
         super().__init__(train, **crops)
         if not root:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from data.errors import DataError, check_choice, explained, home_path, printable
+from data.guarded import guarded
 from data.image_folder import ImageFiles
 from data.images.crops import class_indices
 from data.subset import ends_of
@@ -41,6 +42,7 @@ class ImageTable(ImageFiles):
     is_val: np.ndarray | None = None  # bool (N,), see data.subset.split
     val_groups: np.ndarray | None = None  # (N,), the same
 
+    @guarded
     def __init__(
         self,
         train: bool,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from data.errors import DataError
+from data.guarded import Guarded, guarded
 
 CROPS = ("crop", "center_crop")
 BUILT_IN = (*CROPS, "flip", "trivial", "rand")
@@ -179,7 +180,7 @@ class GlobalRandom:
 STEPS_OF_PREPARE = ("prepare", "transformed", "stored", "cropped", "__getitem__")  # the methods of ImageDataset
 
 
-class ImageDataset:
+class ImageDataset(Guarded):
     """Base class of our datasets of images: reads samples by `transform`, one at a time or as whole batches.
 
     transform, test_transform: the steps for training samples, and for test samples and new images: see Transform.
@@ -201,6 +202,7 @@ class ImageDataset:
     labels: np.ndarray
     image_shape: tuple[int, ...]
 
+    @guarded
     def __init__(
         self,
         train: bool,

@@ -288,10 +288,12 @@ TAKEN = {  # by a subclass, for something else
 class Takes(Trainer):
     """Has an attribute of its own by a name of ours: from its constructor, or from configure_optimizers."""
 
-    def __init__(self, *arguments, name, early):
+    def __init__(self, *arguments, name, when):
+        if when == "first":
+            setattr(self, name, TAKEN[name])
         super().__init__(*arguments)
         self.name = name
-        if early:
+        if when == "early":
             setattr(self, name, TAKEN[name])
 
     def configure_optimizers(self):
@@ -299,11 +301,11 @@ class Takes(Trainer):
         return super().configure_optimizers()
 
 
-@pytest.mark.parametrize("early", ["true", "false"])
+@pytest.mark.parametrize("when", ["first", "early", "late"])
 @pytest.mark.parametrize("name", TAKEN)
-def test_an_attribute_that_training_uses_for_something_else_is_refused_by_its_name(tmp_path, error, name, early):
+def test_an_attribute_that_training_uses_for_something_else_is_refused_by_its_name(tmp_path, error, name, when):
     with error(rf"Takes\b.*\b{name}\b.*choose another name"):
-        train(tmp_path, f"trainer._target_={__name__}.Takes +trainer.name={name} +trainer.early={early}")
+        train(tmp_path, f"trainer._target_={__name__}.Takes +trainer.name={name} +trainer.when={when}")
 
 
 class Overflowing(Trainer):

@@ -10,7 +10,6 @@ from torch.utils.data import default_collate
 
 from tests.data.reading import refused
 from training.checks import check_batch
-from training.datasets import check_attributes
 from training.parts import rows_of
 from training.tasks import RENAMED, Classification, Multilabel, Regression, Task
 
@@ -225,18 +224,3 @@ def test_a_method_under_an_earlier_name_is_refused_as_nothing_would_call_it(earl
     with refused(f"{earlier} .* {name}"):
         type("Mine", (Regression,), {earlier: lambda self, labels: labels})
     type("Mine", (Regression,), {name: lambda self, labels: labels, earlier: 1})
-
-
-class Named(Task):
-    def __init__(self, dataset, name, value):
-        super().__init__(dataset)
-        setattr(self, name, value)
-
-
-@pytest.mark.parametrize("name", ["metric", "stacked", "loss", "scores", "num_outputs"])
-def test_a_module_by_the_name_of_what_a_task_has_is_refused(name):
-    value = torch.nn.ReLU()
-    with refused(f"Named has set self.{name} to a"):
-        check_attributes(Named(None, name, value))
-    check_attributes(Named(None, f"my_{name}", value))
-    check_attributes(Named(None, "metric", "mine"))

@@ -46,7 +46,9 @@ def make(images, tmp_path, request):
 def stored(dataset):
     """The samples that the cache has."""
     return [
-        row for row, path in enumerate(paths(dataset)) if dataset._cache.read(row, path, os.stat(path)) is not None
+        row
+        for row, path in enumerate(paths(dataset))
+        if dataset._pixel_cache.read(row, path, os.stat(path)) is not None
     ]
 
 
@@ -126,9 +128,9 @@ def test_an_image_that_two_processes_decode_at_once_is_stored_by_the_first(make)
         everything(other)
         return dataset._pixels(data, path)
 
-    dataset._cache.image(0, path, slow_pixels)
+    dataset._pixel_cache.image(0, path, slow_pixels)
     assert stored(dataset) == [*range(COUNT)]
-    (end,) = END.unpack(os.pread(dataset._cache._fd, END.size, 0))
+    (end,) = END.unpack(os.pread(dataset._pixel_cache._fd, END.size, 0))
     assert end == END.size + COUNT * (RECORD.size + 30 * 40 * 3)
 
 
@@ -262,7 +264,7 @@ def test_pixels_that_were_damaged_in_the_cache_are_not_used(make, images):
     dataset = make(True)
     expected = everything(dataset)
     other = make(True)
-    cache = dataset._cache
+    cache = dataset._pixel_cache
     offset, *_ = RECORD.unpack_from(cache._map, END.size + 5 * RECORD.size)
     os.pwrite(cache._fd, b"\x00" * 50, offset + 1000)
     assert 5 not in stored(other)
