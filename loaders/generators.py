@@ -4,9 +4,11 @@ They are seeded before each sample, as the global ones are, and those of a batch
 workers inherit equal generators, and would repeat each other's numbers; and a resume would begin with other states.
 Invariant: each generator gets a seed of its own, a function of the sample's key and of its number among them alone.
 
-They are searched once in an epoch (held.py). Before each batch the places that hold objects are compared, by identity,
-as an object may replace its generator: if one holds another object, the search runs again. For `read_batch`, and for
-transforms of batches, which should draw from their `random`, that is left out.
+They are searched once in an epoch (held.py). Before and after each batch the places that hold objects are compared, by
+identity, as a sample may replace a generator, make one, or import a module that has one: if a place holds another
+object, the search runs again. If it finds more generators after a batch, that may have drawn from one that was not
+seeded, and is read again. For `read_batch`, and for transforms of batches, which should draw from their `random`, all
+this is left out, and a stream's batch is not read again.
 """
 
 import random
@@ -61,6 +63,13 @@ class Seeder:
         if is_new_epoch or (compares and self._held.has_changed()):
             self._search()
         self._epoch = epoch
+
+    def finds_more(self) -> bool:
+        """Is called after a batch was read. Returns whether reading it has made generators: they will be seeded."""
+        count = len(self.reseeds)
+        if self._held.has_changed():
+            self._search()
+        return len(self.reseeds) > count
 
     def __call__(self, key: int) -> None:
         seed_globals(key)

@@ -111,14 +111,16 @@ class Held:
     def has_changed(self) -> bool:
         """Returns whether another object is in one of the holders, or variables, than at the last call.
 
-        Numbers, texts and arrays do not count, nor what is in long containers.
+        Or a module was imported since, which code may name. Numbers, texts and arrays do not count, nor what is in
+        long containers.
         """
         places = gc.get_referents(*self._watched)
         places += [scope.get(name) for (_, name), scope in self._variables.items()]
-        ids = list(map(id, places))
+        modules = len(sys.modules)
+        ids = [modules, *map(id, places)]
         if ids == self._ids:
             return False
-        parts = [id(part) for part in places if type(part) not in PLAIN]
+        parts = [modules, *(id(part) for part in places if type(part) not in PLAIN)]
         has_changed = parts != self._parts
         self._ids = ids
         self._parts = parts

@@ -386,15 +386,35 @@ def late(value):
     return value + LATE.random()
 
 
-@pytest.mark.parametrize("make", [Late, lambda: lambda value: late(value)], ids=["attribute", "global variable"])
-def test_a_generator_that_is_made_by_a_sample_is_seeded_from_the_next_batch_on(make, monkeypatch):
-    after_first = slice(16 * 3, None)
+def late_import(value):
+    from imported_by_a_sample import draw
+
+    return value + draw()
+
+
+LATE_TRANSFORMS = {
+    "attribute": Late,
+    "global variable": lambda: lambda value: late(value),
+    "module": lambda: lambda value: late_import(value),
+}
+
+
+@pytest.mark.parametrize("place", ["dataset", "collate"])
+@pytest.mark.parametrize("make", LATE_TRANSFORMS.values(), ids=LATE_TRANSFORMS)
+def test_a_generator_that_is_made_by_a_sample_is_seeded_for_its_batch_too(make, place, monkeypatch, tmp_path):
+    module = "import numpy\ngenerator = numpy.random.default_rng(0)\ndef draw(): return generator.random()\n"
+    tmp_path.joinpath("imported_by_a_sample.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
     drawn = []
     for workers in (0, 3):
         monkeypatch.setattr(sys.modules[__name__], "LATE", None)
-        drawn.append(draws(Numbers(make()), workers)[after_first])
+        sys.modules.pop("imported_by_a_sample", None)
+        if place == "dataset":
+            drawn.append(draws(Numbers(make()), workers))
+        else:
+            drawn.append(draws(Numbers(float), workers, collate_fn=Collating(make())))
     assert torch.equal(*drawn)
-    assert len(drawn[0].unique()) == COUNT - 16 * 3
+    assert len(drawn[0].unique()) == (COUNT if place == "dataset" else COUNT // 16)
 
 
 class Renewing:

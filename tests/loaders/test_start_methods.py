@@ -71,18 +71,33 @@ def test_workers_start_as_the_program_has_set_unless_the_loader_is_told_otherwis
         assert started_by == as_before.get(method, method), "the loader has set the program's start method"
 
 
+GUARD = "if __name__ == '__main__':"
+WRAPPER = """
+class Wrapper:
+    def __init__(self): self.base = [0, 1]
+    def __getattr__(self, name): return getattr(self.base, name)
+    def __len__(self): return 2
+    def __getitem__(self, index): return index
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        pytest.param(
-            "print(list(WorkerLoader(range(8), SETTINGS)))", "if __name__ == '__main__':", marks=pytest.mark.slow
+        pytest.param("print(list(WorkerLoader(range(8), SETTINGS)))", [GUARD], marks=pytest.mark.slow),
+        (f"{GUARD} print(list(WorkerLoader([lambda: 0], SETTINGS)))", ["pickle"]),
+        (
+            f"{WRAPPER}{GUARD} print(list(WorkerLoader(Wrapper(), SETTINGS)))",
+            ["RecursionError", "WorkerFailure", "unpickled in a worker"],
         ),
-        ("if __name__ == '__main__': print(list(WorkerLoader([lambda: 0], SETTINGS)))", "pickle"),
     ],
 )
-def test_a_program_that_cannot_spawn_fails_with_an_error_that_names_the_remedy(python, program, said, tmp_path, bound):
+def test_a_program_that_cannot_spawn_fails_at_once_with_an_error_that_names_the_remedy(
+    python, program, said, tmp_path, bound
+):
     script = tmp_path / "program.py"
-    settings = "seed=0, num_workers=1, multiprocessing_context='spawn', max_restarts=0"
+    settings = "seed=0, num_workers=1, multiprocessing_context='spawn'"
     script.write_text(f"from loaders import WorkerLoader\n{program.replace('SETTINGS', settings)}\n")
     done = python.run(script, env={"PYTHONPATH": str(ROOT)}, timeout=bound)
-    assert done.returncode == 1 and said in done.stderr
+    assert done.returncode == 1 and all(text in done.stderr for text in said)
+    assert "Restarting it" not in done.stderr
