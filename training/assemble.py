@@ -14,6 +14,7 @@ from data.errors import explained
 from loaders import LoaderConfig, StatefulPreloader, build_loader
 from training.build import build
 from training.checkpoint import Checkpoints
+from training.checks import check_sampler
 from training.clock import Clock
 from training.config import Config, ConfigError
 from training.datasets import Datasets
@@ -67,6 +68,7 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
     order = build_order(config, data.train, processes)
     train_loader = cleanup.enter_context(make_train_loader(config.loader, **order))
     train_loader.state_dict()  # raises an error now if a sampler has a state that cannot be saved
+    fingerprint = data.fingerprint() | {"order": check_sampler(order, data.train, config.seed, processes)}
     eval_split = "test" if data.val is None else "val"
     eval_loader = cleanup.enter_context(make_eval_loader(getattr(data, eval_split)))
 
@@ -98,4 +100,5 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         clock=clock,
         waiting_callbacks=callbacks,
         origin=origin,
+        fingerprint=fingerprint,
     )

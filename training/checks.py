@@ -1,6 +1,7 @@
 """Checks the first samples of a dataset. `check_dataset` is for the tests of your own dataset, too."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -37,6 +38,12 @@ RANDOM_TEST = (
     "%s gives other test samples with other random numbers, so the scores of equal weights differ from one evaluation "
     "to the next: augment for train=True alone, and let what is drawn for a test sample depend on its index"
 )
+NOT_REPEATABLE_ORDER = (
+    "%s gives other indices when it is read again with the same random numbers, so a resume repeats some samples and "
+    "leaves others out: it depends on the time, or on a generator made in __iter__, such as default_rng() without a "
+    "seed; draw from the global generators, which are seeded for each epoch (docs/extending.md)"
+)
+FIRST_INDICES = 1000  # indices, or batches, of a sampler that are compared
 MOST_AS_TEXT = 10**7  # above this many numbers, as masks have, their text would take 15 times their memory
 
 
@@ -236,6 +243,45 @@ def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, is_re
     are_alike = all(are_close(of_processes[0], other) for other in of_processes)
     if all(processes.gather(is_repeatable)) and not are_alike:
         raise DataError(f"the processes have the {name} samples in different orders, the first differ: {remedy}")
+
+
+def check_sampler(order: dict[str, Any], dataset: Any, seed: int, processes: Processes) -> int | None:
+    """A checksum of the first indices that the `sampler` or `batch_sampler` of an order gives.
+
+    None if there is neither, or it cannot be copied; and if it gives other ones when it is read again, which is warned
+    of. Raises DataError in all processes if they have samplers of other indices.
+    """
+    samplers: dict[str, Any] = {key: order[key] for key in ("sampler", "batch_sampler") if key in order}
+    if not samplers:
+        return None
+    name = ", ".join(type(sampler).__name__ for sampler in samplers.values())
+    first, again = (first_indices(samplers, dataset, seed) for _ in range(2))
+    if first != again:
+        log.warning(NOT_REPEATABLE_ORDER, name)
+    of_processes = processes.gather(first if "sampler" in samplers else None)
+    if any(indices != of_processes[0] for indices in of_processes):
+        raise DataError(
+            f"{name} gives other indices in each process, and each trains its share of them, so samples would be "
+            "repeated and left out: draw from the global generators, which are seeded alike, and do not rely on the "
+            "order of a set; or give the batches of each process by a batch_sampler"
+        )
+    return crc32(str(first).encode()) if first == again else None
+
+
+def first_indices(samplers: dict[str, Any], dataset: Any, seed: int) -> list[Any] | None:
+    """The first indices, or batches of them, in epoch 0. None if the samplers cannot be copied, or fail.
+
+    Copies are read, as reading may change a sampler. They share the dataset, and what is in its attributes.
+    """
+    shared = {id(part): part for part in (dataset, *getattr(dataset, "__dict__", {}).values())}
+    with suppress(Exception):
+        settings = {"batch_size": None, **deepcopy(samplers, shared)}
+        if "batch_sampler" in settings:
+            del settings["batch_size"]
+        indices = range(sys.maxsize)
+        with WorkerLoader(indices, seed=seed, collate_fn=lambda read: read, **settings) as loader:
+            return [*islice(loader, FIRST_INDICES)]
+    return None
 
 
 def facts_of(dataset: Any) -> dict[str, int | list[float]]:

@@ -17,7 +17,8 @@ from torch import nn
 
 from data import attribute_of
 from data.transform import form_of
-from loaders import ExpectedError, Random, move, tensors
+from loaders import ExpectedError, Preloader, move, tensors
+from training.checks import are_same
 from training.config import ConfigError
 from training.datasets import Datasets
 from training.metrics import Means, joined
@@ -28,6 +29,12 @@ from training.trainer import Trainer, evaluating, located
 
 log = logging.getLogger(__name__)
 
+UNREPEATABLE_AUGMENT = (
+    "augment.transform gives another batch when the first one is augmented again with the same random numbers, so a "
+    "resume differs: it counts its calls, keeps something of earlier batches, or makes a generator of its own, and no "
+    "checkpoint has that; draw from the global generators, and let a callback set what changes by run.progress.epoch"
+)
+
 
 def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
     """Runs the network, the loss, the scores and the metrics on the first samples of the training and the test set.
@@ -37,8 +44,10 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
     """
     metric = trainer.task.metric
     with no_trace(trainer):
-        first = move(data.first, lambda tensor: tensor.to(trainer.device))
-        try_training(trainer, data.augment(first, Random(0, 0, 0)), smallest)
+        batch, again = (augmented(trainer, data) for _ in range(2))
+        if not are_same(batch, again):
+            log.warning(UNREPEATABLE_AUGMENT)
+        try_training(trainer, batch, smallest)
     names = dry_run_evaluation(trainer, data)
     is_known = None not in (trainer.training_loss_is_sum, trainer.evaluation_loss_is_sum)
     if not is_known and divides_batches(trainer):
@@ -56,6 +65,13 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
         raise ConfigError(f"task.metric={metric}: it is one of {', '.join(names)}")
     trainer.score_names = names
     trainer.task.higher_is_better = direction_of(trainer)
+
+
+def augmented(trainer: Trainer, data: Datasets) -> Batch:
+    """The first training samples, augmented: with the same random numbers at each call."""
+    with Preloader([data.first], trainer.device, 0, **data.augment_stage) as loader:
+        batch: Batch = next(iter(loader))
+    return batch
 
 
 def dry_run_evaluation(trainer: Trainer, data: Datasets) -> list[str]:

@@ -45,7 +45,7 @@ OF_SPEED = ("loader", "device", "timing", "train.num_threads", "train.log_interv
 LIMITS = ("train.epochs", "train.max_steps")
 # What may change between two epochs: entries of the loader's state, and of the training set's fingerprint.
 OF_LOADER = ("global_batch_size", "dataset_length", "mixture")
-OF_DATA = ("labels", "first")
+OF_DATA = ("labels", "first", "order")
 
 WRAPPER = re.compile(r"(module|_orig_mod|model)\.")  # what DDP, torch.compile and Lightning put before names
 
@@ -156,6 +156,8 @@ def changes_since(
         changed["labels"] = "the labels of the training set, or their order, have changed"
     elif not are_close(state["data"]["first"], data["first"]):
         changed["first"] = "the first samples of the training set have changed"
+    elif None not in (state["data"]["order"], data["order"]) and state["data"]["order"] != data["order"]:
+        changed["order"] = "the sampler gives other indices, so some samples of an epoch train twice, others not"
     return changed
 
 

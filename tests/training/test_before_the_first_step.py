@@ -3,10 +3,13 @@
 The sentence has the value and the remedy. What fits passes, and the checks leave no trace.
 """
 
+import os
 import random
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +17,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
 
 from data.errors import DataError
 from data.subset import Subset
+from loaders import seed_globals
 from tests.configs import EXTENSIONS, IMAGES, checkpoint, metrics, steps, train
 from tests.training.extensions import Faulty, Images, Linear, Stream, Worst, lying
-from training.checks import check_dataset, check_ranks
+from training.checks import check_dataset, check_ranks, check_sampler
 from training.config import ConfigError
 from training.preprocessing import check_layout
 from training.tasks import Classification
@@ -552,3 +557,99 @@ def test_processes_whose_datasets_differ_in_what_a_run_takes_from_them_are_refus
     batch = {"image": torch.ones(2, 3)}
     assert f"differ in {name}: each process" in refused(datasets, [batch, batch])
     assert refused(datasets[:1] * 2, [batch, batch]) == ""
+
+
+class Shuffling:
+    """A sampler whose order is what a function makes of it."""
+
+    def __init__(self, order, **attributes):
+        self.order = order
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return 64
+
+    def __iter__(self):
+        return iter(self.order(self))
+
+
+def from_time(_):
+    seed = int.from_bytes(os.urandom(4), "little")
+    return torch.randperm(64, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def counting(sampler):
+    sampler.epoch += 1
+    return np.random.default_rng(sampler.epoch).permutation(64).tolist()
+
+
+def in_place(sampler):
+    random.shuffle(sampler.rows)
+    return sampler.rows
+
+
+ORDERS = {  # each with whether it is named
+    "default_rng": (Shuffling(lambda _: np.random.default_rng().permutation(64).tolist()), True),
+    "Random": (Shuffling(lambda _: random.Random().sample(range(64), 64)), True),
+    "urandom": (Shuffling(from_time), True),
+    "numpy": (Shuffling(lambda _: np.random.permutation(64)), False),
+    "torch": (RandomSampler(range(64)), False),
+    "weighted": (WeightedRandomSampler(torch.ones(64), 64), False),
+    "counting": (Shuffling(counting, epoch=0), False),
+    "in place": (Shuffling(in_place, rows=list(range(64))), False),
+    "iterator": (Shuffling(lambda _: range(64), lock=threading.Lock()), False),
+}
+
+
+@pytest.mark.parametrize("batch_size", [None, 8])
+@pytest.mark.parametrize(("sampler", "is_named"), ORDERS.values(), ids=ORDERS)
+def test_a_sampler_whose_order_cannot_be_repeated_is_named_and_the_check_leaves_no_trace(
+    sampler, is_named, batch_size, caplog
+):
+    order = {"batch_sampler": BatchSampler(sampler, 8, False)} if batch_size else {"sampler": sampler}
+    before = deepcopy({name: value for name, value in vars(sampler).items() if name in ("epoch", "rows")})
+    seed_globals(0)
+    drawn = Snapshot.draw()
+    seed_globals(0)
+    first = check_sampler(order, range(64), 3, SimpleNamespace(gather=lambda value: [value]))
+    assert Snapshot.draw() == drawn
+    assert before.items() <= vars(sampler).items()
+    assert ("gives other indices when it is read again" in caplog.text) == is_named == (first is None)
+
+
+def test_processes_whose_samplers_give_other_indices_are_refused():
+    others = SimpleNamespace(gather=lambda value: [value, value and value[::-1]])
+    with pytest.raises(DataError, match="other indices in each process"):
+        check_sampler({"sampler": range(64)}, range(64), 0, others)
+    check_sampler({"batch_sampler": [[0, 1], [2, 3]]}, range(64), 0, others)
+
+
+class Strengthening:
+    """Transforms a batch by what it has kept of the calls before; `kept` says how."""
+
+    def __init__(self, kept="calls"):
+        self.kept = kept
+        self.calls = 0
+        self.cache = {}
+        self.previous = 0
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, images):
+        self.calls += 1
+        self.cache.setdefault("half", images.new_tensor(0.5))
+        previous = self.previous
+        self.previous = images.mean()
+        changed = {
+            "calls": images / self.calls,
+            "previous": images / 2 + previous,
+            "own generator": images * np.random.default_rng().random(),
+            "nothing": images * torch.rand(()) * self.rng.random() * self.cache["half"],
+        }
+        return changed[self.kept]
+
+
+@pytest.mark.parametrize("kept", ["calls", "previous", "own generator", "nothing"])
+def test_a_transform_of_batches_that_cannot_be_repeated_is_named(kept, tmp_path, caplog):
+    transform = f"augment.transform={{_target_: {__name__}.Strengthening, kept: {kept}}}"
+    train(tmp_path, transform, "train.max_steps=1")
+    assert ("gives another batch when the first one is augmented again" in caplog.text) == (kept != "nothing")

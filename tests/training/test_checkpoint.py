@@ -155,8 +155,15 @@ def test_the_average_of_the_weights_of_an_earlier_version_is_read(tmp_path):
 
 
 def changed_settings(theirs, ours):
-    state = {"config": theirs, "loader": {"samples": 0}, "data": {"labels": 0, "first": []}}
-    return changes_since(state, ours, {}, {"labels": 0, "first": []})
+    data = {"labels": 0, "first": [], "order": None}
+    return changes_since({"config": theirs, "loader": {"samples": 0}, "data": data}, ours, {}, data)
+
+
+@pytest.mark.parametrize(("theirs", "ours", "is_named"), [(1, 2, True), (1, 1, False), (None, 1, False)])
+def test_a_resume_names_a_sampler_that_gives_other_indices(theirs, ours, is_named):
+    data = {"labels": 0, "first": []}
+    state = {"config": {}, "loader": {"samples": 8}, "data": {**data, "order": theirs}}
+    assert ("order" in changes_since(state, {}, {}, {**data, "order": ours})) == is_named
 
 
 SAME, LATER, OTHER = "same", "an unfinished one goes on", "another run"
