@@ -19,7 +19,7 @@ from training.clock import Clock
 from training.config import Config, ConfigError
 from training.datasets import Datasets
 from training.dry_run import dry_run
-from training.order import build_order, smallest_part
+from training.order import build_order, evaluated_size, smallest_part
 from training.processes import Processes
 from training.results import Results
 from training.resume import choose_origin
@@ -58,7 +58,7 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
         world_size=processes.world_size,
         collate_fn=data.collate,
     )
-    eval_size = max(1, config.train.part_size // processes.world_size)  # the memory has room for a part of a batch
+    eval_size = evaluated_size(config.train, processes.world_size)
     evaluated = {"batch_size": eval_size, "transform": data.transform, "pad": False}
     make_eval_loader = partial(make_loader, config.loader, **evaluated)
 

@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import sys
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -108,12 +109,17 @@ def with_home(argument: str) -> str:
 
 
 def check_names(config_dir: str | None) -> None:
-    """Raises ConfigError if --config-dir has another file by a name of the repository's, which Hydra would take."""
-    for conf in [ROOT / "conf", *ROOT.glob("extras/*/conf")] if config_dir else []:
-        for ours in sorted(conf.rglob("*.yaml")):  # theirs may be a folder of a million other files
-            theirs = Path(str(config_dir)) / ours.relative_to(conf)
-            if theirs.is_file() and theirs.read_bytes() != ours.read_bytes():
-                raise ConfigError(f"{theirs} is not used, as {ours} has its name: choose another name")
+    """Raises ConfigError if conf/, an extra's or --config-dir has another file by a name of one before it.
+
+    Hydra would take the first.
+    """
+    folders = [ROOT / "conf", *sorted(ROOT.glob("extras/*/conf")), *([Path(config_dir)] if config_dir else [])]
+    for place, conf in enumerate(folders, 1):
+        ours = sorted(conf.rglob("*.yaml")) if place < len(folders) else []  # the last may have a million other files
+        for first, folder in product(ours, folders[place:]):
+            second = folder / first.relative_to(conf)
+            if second.is_file() and second.read_bytes() != first.read_bytes():
+                raise ConfigError(f"{second} is not used, as {first} has its name: choose another name")
 
 
 def parsed(overrides: list[str]) -> dict[str, Override]:

@@ -17,12 +17,13 @@ from torch import nn
 
 from data import attribute_of
 from data.transform import form_of
-from loaders import ExpectedError, Preloader, move, tensors
+from loaders import ExpectedError, Preloader, move
 from training.checks import are_same
 from training.config import ConfigError
 from training.datasets import Datasets
 from training.metrics import Means, joined
 from training.optimizer import weights_of
+from training.order import smallest_evaluated
 from training.parts import repeated, rows_of
 from training.tasks import Batch, is_better_higher, setting_of
 from training.trainer import Trainer, evaluating, located
@@ -39,7 +40,7 @@ UNREPEATABLE_AUGMENT = (
 def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
     """Runs the network, the loss, the scores and the metrics on the first samples of the training and the test set.
 
-    smallest: how many samples the smallest part of a batch has. If it is 1, a training step of one sample is tried.
+    smallest: how many samples the smallest part of a training batch has.
     Raises ConfigError that says what failed, or if no score has the name task.metric, or its direction is not known.
     """
     metric = trainer.task.metric
@@ -48,7 +49,7 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
         if not are_same(batch, again):
             log.warning(UNREPEATABLE_AUGMENT)
         try_training(trainer, batch, smallest)
-    names = dry_run_evaluation(trainer, data)
+    names = dry_run_evaluation(trainer, data, data.val, data.test)
     is_known = None not in (trainer.training_loss_is_sum, trainer.evaluation_loss_is_sum)
     if not is_known and divides_batches(trainer):
         log.warning(
@@ -74,15 +75,19 @@ def augmented(trainer: Trainer, data: Datasets) -> Batch:
     return batch
 
 
-def dry_run_evaluation(trainer: Trainer, data: Datasets) -> list[str]:
-    """Does what `dry_run` does for evaluation alone. Returns the names of the scores and of the metrics' values."""
+def dry_run_evaluation(trainer: Trainer, data: Datasets, *datasets: Any) -> list[str]:
+    """Does what `dry_run` does for evaluation alone. Returns the names of the scores and of the metrics' values.
+
+    datasets: those that will be evaluated; None is left out.
+    """
     tested = move(data.first_tested, lambda tensor: tensor.to(trainer.device))
+    sizes = [smallest_evaluated(trainer.train_config, each, trainer.processes.world_size) for each in datasets]
     with no_trace(trainer):
-        return try_evaluation(trainer, data.transform(tested))
+        return try_evaluation(trainer, data.transform(tested), min(sizes))
 
 
 def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
-    """Runs `training_step`, if it is ours, on the first samples, and on a single one if a part of a batch has one.
+    """Runs `training_step`, if it is ours, on the first samples, and on as many as the smallest part of a batch has.
 
     In evaluation mode, in which the loss tells a sum from a mean, and in training mode.
     """
@@ -93,16 +98,9 @@ def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
     augment = trainer.settings["augment"]
     mixes = trainer.task.own_loss is not None and (augment["mixup"] or augment["cutmix"])
     shares = ", whose labels are shares of classes (B, classes) by augment.mixup or cutmix" if mixes else ""
-    labels = [*tensors(batch.get(trainer.task.label))]
-    before = [label.clone() for label in labels]
     what = f"{names_of(trainer)} cannot use the first training samples"
     with naming_batch(f"{what}{shares}", batch):
         loss, batch = with_enough(trainer, trainer.loss_of, batch, smallest)
-    if not all(torch.equal(label, earlier) for label, earlier in zip(labels, before, strict=True)):
-        raise ConfigError(
-            "the loss changes the labels that it gets, from which the scores are computed after it: let it change a "
-            "copy, labels = labels.clone()"
-        )
     if not math.isfinite(loss):
         log.warning(
             "the loss of the first samples is %s before training: check the initial weights of %s, the loss and these "
@@ -114,18 +112,11 @@ def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
     if count > 1:  # batch norm may need two
         with naming_batch(f"{what} in training mode", batch):
             trainer.loss_of(batch)
-    if smallest <= 1:
-        try:
-            single = rows_of(trainer.task, batch, slice(1))
-        except Exception as error:
-            log.info("a step of one sample is not tried, as the first batch cannot be divided: %s", error)
-        else:
-            with naming_batch(
-                "the network or the loss cannot train on one sample, as in the smallest batch or part of it: "
-                "set train.last_batch=drop, or another train.batch_size or train.accumulate",
-                single,
-            ):
-                trainer.loss_of(single)
+    sentence = (
+        "the network or the loss cannot train on %d sample(s), as in the smallest batch or part of it: "
+        "set train.last_batch=drop, or another train.batch_size or train.accumulate"
+    )
+    try_smallest(trainer, trainer.loss_of, batch, smallest, sentence)
 
 
 def with_enough(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, most: int) -> tuple[Any, Batch]:
@@ -150,8 +141,24 @@ def with_enough(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, mo
         raise error
 
 
-def try_evaluation(trainer: Trainer, batch: Batch) -> list[str]:
-    """Evaluates the first test samples. Returns the names of the scores and of the metrics' values."""
+def try_smallest(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, smallest: int, sentence: str) -> None:
+    """Tries a step of as many samples as the smallest batch has, where fewer than those of `batch` may not do."""
+    if smallest >= max(2, trainer.task.batch_length(batch)):
+        return
+    try:
+        few = rows_of(trainer.task, batch, slice(max(1, smallest)))
+    except Exception as error:
+        log.info("a smaller batch is not tried, as the first one cannot be divided: %s", error)
+        return
+    with naming_batch(sentence % trainer.task.batch_length(few), few):
+        step(few)
+
+
+def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
+    """Evaluates the first test samples, and then as many as the smallest batch has.
+
+    Returns the names of the scores and of the metrics' values.
+    """
     what = f"{names_of(trainer)} cannot use the first test samples"
     with naming_batch(f"{what}, or {type(trainer).__name__}.evaluation_step returns no scores by name", batch):
         most = trainer.train_config.part_size
@@ -176,6 +183,11 @@ def try_evaluation(trainer: Trainer, batch: Batch) -> list[str]:
         trainer.evaluation_loss_is_sum = is_sum(
             trainer, scores["loss"], lambda batch: trainer.evaluation_step(batch)["loss"], batch
         )
+    sentence = (
+        "the network, the loss, a score or a metric cannot evaluate %d sample(s), as in the last batch of a test or "
+        "validation set: set another train.batch_size or train.accumulate"
+    )
+    try_smallest(trainer, trainer.evaluation_step, batch, smallest, sentence)
     return names
 
 

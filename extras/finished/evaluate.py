@@ -101,7 +101,7 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Cla
             evaluation = ClassCounts(run.data.classes)
         elif task.label_below and normalize is not None:
             evaluation = Evaluation(run.data.classes, normalize)
-    if taken := {*OURS} & {*dry_run_evaluation(trainer, run.data)}:
+    if taken := {*OURS} & {*dry_run_evaluation(trainer, run.data, dataset)}:
         raise ConfigError(
             f"{', '.join(taken)}, a score, is a key that evaluation.json has already: choose another name in "
             "task.scores or task.metrics"

@@ -32,8 +32,9 @@ from training.trainer import Trainer
 
 
 class Normed(nn.Sequential):
-    def __init__(self, in_channels, **_):
-        super().__init__(nn.Flatten(), nn.Linear(64 * in_channels, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    def __init__(self, in_channels, track_running_stats=True, **_):
+        norm = nn.BatchNorm1d(4, track_running_stats=track_running_stats)
+        super().__init__(nn.Flatten(), nn.Linear(64 * in_channels, 4), norm, nn.Linear(4, 2))
 
 
 def forgets_return(**_):
@@ -145,9 +146,51 @@ def metric(name, chosen, module=__name__):
     return f"task.metrics={{m: {{_target_: {module}.{name}}}}} task.metric={chosen}"
 
 
+def changing(outputs, labels, of, larger_than=0):
+    """A loss, or the scores, which changes what it gets, in batches of more samples than that."""
+    loss = nn.functional.cross_entropy(outputs, labels, reduction="none")
+    if len(labels) > larger_than:
+        {"outputs": outputs, "labels": labels}[of].mul_(1)
+    return loss
+
+
+def of_heads(outputs, labels):
+    outputs["logits"] = outputs["logits"] - 1
+    return nn.functional.cross_entropy(outputs["logits"], labels)
+
+
+class InPlace(Worst):
+    def update(self, outputs, labels):
+        super().update(outputs, labels.clamp_(max=1))
+
+
+class Heads(nn.Sequential):
+    def __init__(self, in_channels, **_):
+        super().__init__(nn.Flatten(), nn.Linear(64 * in_channels, 2))
+
+    def forward(self, images):
+        return {"logits": super().forward(images)}
+
+
+class Relabels(Classification):
+    def for_metrics(self, outputs, labels):
+        labels[labels > 1] = 0
+        return outputs, labels
+
+
+def function(name, options=""):
+    return f"{{_target_: {__name__}.{name}, _partial_: true{options}}}"
+
+
 NORM = own("model", "Normed")
+STATELESS = f"{NORM} +model.track_running_stats=false"
 ONE_SAMPLE = r"train\.last_batch=drop & train\.accumulate"
+ONE_TESTED = r"cannot evaluate 1 sample & train\.batch_size"
 LOSSLESS = f"{score('lossless')} task.metric=lossless"
+
+
+def largest(outputs, labels):
+    return nn.functional.cross_entropy(outputs, labels, reduction="none").topk(8).values.mean()
 
 
 class Unlabelled(Images):
@@ -273,6 +316,37 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a network that is none": (own("model", "forgets_return"), "model & None & return"),
     "a norm that gets one sample": (f"{NORM} train.batch_size=4 train.accumulate=3", ONE_SAMPLE),
     "a norm with a last batch of one": (f"{NORM} data.length=65 train.last_batch=keep", ONE_SAMPLE),
+    "a norm with a last test batch of one": (f"{STATELESS} data.test_length=33", ONE_TESTED),
+    "a norm with a last validation batch of one": (
+        f"{STATELESS} data.length=68 data.val_fraction=0.25 train.batch_size=12",
+        ONE_TESTED,
+    ),
+    "a loss of the largest, and a smaller last test batch": (
+        f"task.loss={function('largest')} data.test_length=36",
+        "cannot evaluate 4 sample",
+    ),
+    "a loss that changes its labels": (
+        f"task.loss={function('changing', ', of: labels')}",
+        r"the loss changes the labels .* labels\.clone",
+    ),
+    "a loss that changes its outputs": (
+        f"task.loss={function('changing', ', of: outputs')}",
+        r"the loss changes the outputs .* outputs\.clone",
+    ),
+    "a loss that does so in a larger batch": (
+        f"task.loss={function('changing', ', of: outputs, larger_than: 8')}",
+        "the loss changes the outputs",
+    ),
+    "a loss that does so in a dict": (
+        f"{own('model', 'Heads')} task=own task.label=label task.loss={function('of_heads')}",
+        "the loss changes the outputs",
+    ),
+    "a score that changes its labels": (
+        f"task.scores={{mine: {function('changing', ', of: labels')}}}",
+        r"task\.scores\.mine changes the labels",
+    ),
+    "a metric that changes its labels": (metric("InPlace", "loss"), r"task\.metrics\.m changes the labels"),
+    "a task that changes labels for metrics": (own("task", "Relabels"), "for_metrics of the task changes the labels"),
     "a frozen part that is not there": ("train.freeze=features", r"train\.freeze=features & \b1\b"),
     "a loss without gradient": (f"task.loss={{_target_: {__name__}.mistakes}}", "gradient"),
     "a loss of shares that gets the numbers of as many samples as classes": (
@@ -407,6 +481,7 @@ FITTING = {
     "one sample": "data.length=1 data.test_length=1 train.batch_size=1",
     "a last batch of one sample": "data.length=17 train.last_batch=keep",
     "a norm whose last batch is a whole one": f"{NORM} train.last_batch=keep",
+    "a norm whose last test batch of one is not evaluated": f"{STATELESS} data.test_length=33 train.eval_steps=2",
     "a batch of debug=fast, which is larger than the set": "debug=fast train.batch_size=1000",
     "a stream of one sample": ONE,
     "first samples that cannot be read": fault("unreadable") + " loader.on_error=skip loader=workers",

@@ -322,11 +322,19 @@ def test_an_inline_section_of_an_experiment_says_which_keys_are_the_defaults(com
     assert re.search(r"conf/data|data=", shown), shown
 
 
-def test_a_config_file_of_ones_own_that_hydra_would_not_take_is_refused(tmp_path):
-    own = tmp_path / "mine" / "model" / "linear.yaml"
-    own.parent.mkdir(parents=True)
-    shutil.copy(CONF / "model" / "linear.yaml", own)
-    complete([f"--config-dir={tmp_path}/mine", "--info"])
-    own.write_text("_target_: my.Linear\n")
-    with pytest.raises(ConfigError, match=r"mine/model/linear\.yaml is not used"):
+@pytest.mark.parametrize(
+    ("used", "unused"),
+    [("conf", "mine"), ("extras/a/conf", "mine"), ("conf", "extras/a/conf"), ("extras/a/conf", "extras/b/conf")],
+)
+def test_a_config_file_that_hydra_would_not_take_is_refused(tmp_path, monkeypatch, used, unused):
+    monkeypatch.setattr("training.command_line.ROOT", tmp_path)
+    (tmp_path / "mine").mkdir()
+    for folder in (used, unused):
+        file = tmp_path / folder / "model" / "linear.yaml"
+        file.parent.mkdir(parents=True)
         complete([f"--config-dir={tmp_path}/mine", "--info"])
+        file.write_text(f"_target_: {folder}\n")
+    with pytest.raises(ConfigError, match=rf"{unused}/model/linear\.yaml is not used, as .*/{used}/model"):
+        complete([f"--config-dir={tmp_path}/mine", "--info"])
+    shutil.copy(tmp_path / used / "model" / "linear.yaml", file)
+    complete([f"--config-dir={tmp_path}/mine", "--info"])

@@ -92,6 +92,25 @@ def test_a_run_counts_no_label_that_its_loss_ignores(tmp_path):
     assert last["accuracy"] == 1.0
 
 
+class OneLabelled(Images):
+    """Its first training sample alone has a label that counts."""
+
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image, label if self.train and index == 0 else 9
+
+
+def test_what_nothing_counts_for_is_no_number_and_never_the_best(tmp_path, caplog):
+    settings = "train.epochs=4 train.log_interval=1 callbacks.best.early_stop=2 task.higher_is_better=true"
+    summary = train(tmp_path, IMAGES, f"data._target_={__name__}.OneLabelled", IGNORING, settings)
+    assert summary["test_loss"] is summary["test_accuracy"] is None and summary["epochs"] == 2
+    assert "test_loss, test_accuracy is not finite (NaN, infinity, or no label counts)" in caplog.text
+    assert not (tmp_path / "checkpoints" / "best.pt").exists()
+    lines = steps(tmp_path)
+    assert len(lines) == 8 and sum("loss" in line for line in lines) == sum("accuracy" in line for line in lines) == 2
+    assert all(line["loss"] is not None for line in lines if "loss" in line)
+
+
 def test_balanced_weights_count_no_ignored_label_and_reach_the_loss():
     loss = CrossEntropyLoss(ignore_index=9)
     task = Classification(THREE, loss=loss, class_weights="balanced")
