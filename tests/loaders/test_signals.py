@@ -32,12 +32,13 @@ def wakeups():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sigterm_kills_a_worker_and_ctrl_c_does_not_and_neither_runs_the_programs_handlers(kind, wakeups, bound):
+def test_sigterm_kills_a_worker_and_a_terminal_does_not_and_neither_runs_the_programs_handlers(kind, wakeups, bound):
     with WorkerLoader(Numbers(400), 4, num_workers=2, **KINDS[kind]) as loader:
         iterator = iter(loader)
         seen = [next(iterator) for _ in range(2)]  # one of each worker: both have started
         for worker in iterator._workers:
             os.kill(worker.pid, signal.SIGINT)
+            os.kill(worker.pid, signal.SIGHUP)
         seen += [next(iterator) for _ in range(20)]
         assert loader.stats()["workers"]["deaths"] == 0
         worker = iterator._workers[0]
@@ -54,13 +55,14 @@ def test_sigterm_kills_a_worker_and_ctrl_c_does_not_and_neither_runs_the_program
 EARLY = """
 import os, signal
 from loaders import WorkerLoader
-os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT))
+for number in (signal.SIGINT, signal.SIGHUP):
+    os.register_at_fork(after_in_child=lambda number=number: os.kill(os.getpid(), number))
 with WorkerLoader(range(8), 4, seed=0, num_workers=2) as loader:
     print([batch.tolist() for batch in loader], loader.stats()["workers"]["deaths"])
 """
 
 
-def test_ctrl_c_does_not_end_a_worker_that_has_just_started(python, bound):
+def test_a_terminal_does_not_end_a_worker_that_has_just_started(python, bound):
     done = python.run("-c", EARLY, timeout=bound)
     assert (done.stdout, done.stderr) == ("[[0, 1, 2, 3], [4, 5, 6, 7]] 0\n", "")
 

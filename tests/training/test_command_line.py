@@ -81,6 +81,26 @@ def test_a_program_ends_well_whatever_its_terminal(python, tmp_path, before):
     assert checkpoint(tmp_path / "out")["step"] == 2, "no output was written into a file"
 
 
+CLOSES = """
+import pty
+child, terminal = pty.fork()
+if child:
+    text = b""
+    while b"step 1:" not in text:
+        text += os.read(terminal, 65536)
+    os.close(terminal)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_run_whose_terminal_closes_saves_a_checkpoint_and_says_so_in_its_log(python, tmp_path):
+    done = program(python, tmp_path, CLOSES, "loader=workers", "train.epochs=100000", "train.checkpoint_every=null")
+    log = (tmp_path / "out" / "train.log").read_text()
+    assert done.returncode == 75, done.stderr + log
+    assert f"stopped by SIGHUP; saved the checkpoint of step {checkpoint(tmp_path / 'out')['step']}" in log
+    assert "Restarting" not in log
+
+
 # The libraries are imported first: some choose compiled parts for the platform.
 MACOS = """
 import hydra, multiprocessing.util, numpy, psutil, torch, torch._dynamo, torch.utils.data, tqdm

@@ -33,7 +33,7 @@ def test_an_ignored_signal_stays_ignored():
     assert not signals.received
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_before_the_first_step_a_signal_ends_the_run_at_once_as_the_first_sample_may_never_come(number):
     with pytest.raises(Stopped, match="before the first step") as stop, StopSignals() as signals, signals.at_once():
         signal.raise_signal(number)
