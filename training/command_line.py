@@ -130,7 +130,12 @@ def say_remedies(arguments: list[str], refusal: BaseException | None) -> None:
     """Says what to do about a command line that Hydra has refused by `refusal`, where Hydra does not know it."""
     if no_package := re.search(r"In '((\w+)/[^']*)': .*\nKey '\2' not in 'Config'", str(refusal)):
         print(f"error: {no_package[1]}.yaml: begin it with the line '# @package _global_'", file=sys.stderr)
-    by_key = parsed(hydra_utils.get_args_parser().parse_intermixed_args(arguments).overrides)
+    options = hydra_utils.get_args_parser().parse_intermixed_args(arguments)
+    by_key = parsed(options.overrides)
+    for file in recipes(by_key.get("experiment"), options.config_dir):
+        for group, choice in choices_without_override(file).items():
+            remedy = f"write '- override /{group}: {choice}' at the end of its defaults"
+            print(f"error: {file}: to choose another {group}, {remedy}", file=sys.stderr)
     where = f" (change it in {COMMAND} in the run's folder)" if "train.resume" in by_key else ""
     for key, override in by_key.items():
         old_key = re.sub(r"^data\.(parts\.[^.]+\.)?", "", key)
@@ -143,6 +148,38 @@ def say_remedies(arguments: list[str], refusal: BaseException | None) -> None:
         name = key.partition(".")[2].partition(".")[0]
         if key.startswith("callbacks.") and override.is_add() and name in names_of_callbacks():
             print(f"error: {override.input_line}: there is a callback {name!r}: choose another name", file=sys.stderr)
+
+
+def recipes(override: Override | None, config_dir: str | None) -> list[Path]:
+    """The files that `experiment` names."""
+    names = override.value() if override is not None and not override.is_sweep_override() else []
+    folders = [ROOT / "conf", *ROOT.glob("extras/*/conf"), *([Path(config_dir)] if config_dir else [])]
+    paths = [folder / "experiment" / f"{name}.yaml" for name in as_list(names) for folder in folders]
+    return [path for path in paths if path.is_file()]
+
+
+def choices_without_override(recipe: Path) -> dict[str, Any]:
+    """The choices, by group of config.yaml, that Hydra does not take as a recipe writes them."""
+    try:
+        keys = yaml.safe_load(recipe.read_bytes())
+    except yaml.YAMLError:  # Hydra has said it
+        return {}
+    keys = keys if isinstance(keys, dict) else {}
+    groups = choices_in(yaml.safe_load((ROOT / "conf" / "config.yaml").read_bytes())["defaults"])
+    choices = {key: choice for key, choice in keys.items() if isinstance(choice, str)}
+    for key, choice in choices_in(as_list(keys.get("defaults"))).items():
+        group = str(key).split()[-1].removeprefix("/")
+        if key != f"override /{group}":
+            choices[group] = choice
+    return {group: choice for group, choice in choices.items() if group in groups}
+
+
+def choices_in(defaults: list[Any]) -> dict[str, Any]:
+    return {key: choice for entry in defaults if isinstance(entry, dict) for key, choice in entry.items()}
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def names_of_callbacks() -> set[str]:

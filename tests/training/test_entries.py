@@ -11,6 +11,7 @@ import shutil
 
 import pytest
 import torch
+import yaml
 
 from tests.configs import CONF, FAST, complete
 from tests.data.fakes import write_images
@@ -50,6 +51,24 @@ def test_a_config_file(tmp_path, content):
     assert re.search("error|Error|Could not|spoilt", shown)
     assert ("not UTF-8" in shown) == (content == YAMLS["no text"])
     assert ("@package" in shown) == ("Key 'experiment' not in 'Config'" in shown)
+
+
+CHOICES = {"model": "small_cnn", "data": "cifar10", "loader": "workers", "optim": "adamw", "task": "own"}
+FORMS = ["/{}", "{}", "override {}", "a key"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_recipe_that_chooses_without_override_is_told_what_to_write_and_that_works(tmp_path, form):
+    folder = tmp_path / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    arguments = [f"--config-dir={tmp_path}/conf", "experiment=recipe", "--cfg=job"]
+    recipe = CHOICES if form == "a key" else {"defaults": [{form.format(key): name} for key, name in CHOICES.items()]}
+    (folder / "recipe.yaml").write_text(f"# @package _global_\n{yaml.safe_dump(recipe, sort_keys=False)}")
+    shown = call(tmp_path, *arguments, ends_with=1)
+    remedies = re.findall("write '(- override .*?)'", shown)
+    assert remedies == [f"- override /{key}: {name}" for key, name in CHOICES.items()]
+    (folder / "recipe.yaml").write_text("# @package _global_\ndefaults:\n  " + "\n  ".join(remedies))
+    assert "adamw" in call(tmp_path, *arguments, ends_with=0).lower()
 
 
 def test_a_job_that_fails_is_told_nothing_of_command_lines_that_hydra_refuses(tmp_path):
