@@ -32,12 +32,13 @@ def with_classes(
     label: str = "label",
     leaves_out: bool = False,
     is_multilabel: bool = False,
+    remedy: str = "give data with these names, and each as often",
 ) -> Any:
     """The dataset with its labels as numbers of `classes`. It is returned unchanged if its classes have this order.
 
     classes: those of the network, or of whatever `owner` names; None: not known, so nothing is translated.
     name: of the dataset. label: the labels' field; in a sample without names it is the last one. is_multilabel:
-    whether the task takes integers as a value per class.
+    whether the task takes integers as a value per class. remedy: what to do about samples of another class.
     The dataset may have a part of the classes. Raises DataError with both lists if it has samples of another class,
     unless `leaves_out`: then these samples are left out, which is said, or refused when read if it has no `labels`.
     """
@@ -58,7 +59,7 @@ def with_classes(
     if len(unknown) and not leaves_out:
         raise DataError(
             f"{name} has classes that {owner} does not have, {others}: its classes are {listed(names)}, those of "
-            f"{owner} are {listed(classes)}; give data with these names, and each as often"
+            f"{owner} are {listed(classes)}; {remedy}"
         )
     if len(unknown):
         log.warning("%s has classes that %s does not have, which are left out: %s", name, owner, others)

@@ -52,7 +52,8 @@ def mixed(
         owner = f"data.parts.{first}"
         classes = optional(datasets[first], "classes")
     for name in datasets:
-        datasets[name] = with_classes(datasets[name], classes, owner, f"data.parts.{name}")
+        remedy = "set data.classes=[NAME,...] to the names of all parts"
+        datasets[name] = with_classes(datasets[name], classes, owner, f"data.parts.{name}", remedy=remedy)
     if not train:
         return datasets[test]
     return Mix(datasets, weights, test, classes)

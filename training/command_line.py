@@ -1,9 +1,12 @@
 """The command line of a run: how it is completed, kept in command.yaml, and taken up again by a resume."""
 
 import argparse
+import json
 import os
 import re
+import shlex
 import sys
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,7 @@ from hydra._internal import utils as hydra_utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
 from data.transform import OLD_KEYS
@@ -27,6 +31,8 @@ COMMAND = "command.yaml"  # in a run's folder: the flags and the overrides with 
 SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
 # Settings of Hydra that a resume does not take over from the earlier command.
 NOT_RESUMED = ("hydra.run.", "hydra.sweep", "hydra.mode", "hydra/sweeper", "hydra/launcher", "hydra.launcher")
+# What the key of a dict needs a backslash for on a command line.
+SPECIAL = re.compile(r"[\\()\[\]{}:=, \t]")
 PLUGINS = {  # of Hydra, by the group that they add to
     "hydra/sweeper": "hydra-optuna-sweeper",
     "hydra/launcher": "hydra-joblib-launcher hydra-submitit-launcher",
@@ -248,7 +254,31 @@ def folder_of_torchrun(parent: str) -> Path | None:
     return Path(parent) / name if name else None
 
 
-def value_of(path: Path, quotes: bool = False) -> str:
-    """The path as the value of an override, in quotes if it needs them, or if `quotes`."""
-    is_plain = re.fullmatch(r"[\w/.:@%+-]+", str(path), re.ASCII) and not quotes
-    return str(path) if is_plain else QuotedString(str(path), Quote.single).with_quotes()
+def remedy_of(override: str) -> str:
+    """What to type in place of an override that Hydra cannot parse."""
+    key, equals, text = override.partition("=")
+    if not (key and equals):
+        return "write KEY=VALUE, without spaces around the ="
+    value: Any = text
+    with suppress(yaml.YAMLError):
+        value = yaml.safe_load(text) if text[:1] in ("{", "[") else text
+    typed = f"{key}={value_of(value, quotes=True)}"
+    with suppress(OverrideParseException):
+        (read,) = OverridesParser.create().parse_overrides([typed])
+        if read.value() == value:
+            return f"if it is a value with special characters, type {shlex.quote(typed)}"
+    return "a command line cannot have this value: write it into a yaml file, such as conf/experiment/NAME.yaml"
+
+
+def value_of(value: Any, quotes: bool = False) -> str:
+    """A path, or another value, as that of an override; texts in quotes if they need them, or if `quotes`."""
+    if isinstance(value, dict):
+        keys = [SPECIAL.sub(r"\\\g<0>", str(key)) for key in value]
+        entries = [value_of(entry, quotes=True) for entry in value.values()]
+        return "{" + ", ".join(f"{key}: {entry}" for key, entry in zip(keys, entries, strict=True)) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(value_of(entry, quotes=True) for entry in value) + "]"
+    if not isinstance(value, str | Path):
+        return json.dumps(value, default=str)
+    is_plain = re.fullmatch(r"[\w/.:@%+-]+", str(value), re.ASCII) and not quotes
+    return str(value) if is_plain else QuotedString(str(value), Quote.single).with_quotes()

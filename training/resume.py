@@ -13,7 +13,7 @@
 import importlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,7 @@ def choose_origin(folder: Path, config: TrainConfig) -> Origin:
     # 3. The newest checkpoint of the run whose folder it names.
     # 4. The weights alone of train.init_from: of a file, or of a run's best checkpoint, or else of its newest.
     # 5. Nothing: the weights are new.
-    named = named_path(config.resume)
-    path = None if named is None else absolute(named)
+    path = named_path(config.resume, absolute)
     if config.resume is not None and (state := newest(folder / "checkpoints")) is not None:
         return Origin(state, is_own=True)
     elif path is not None and path.is_file():
@@ -112,18 +111,20 @@ def choose_origin(folder: Path, config: TrainConfig) -> Origin:
             raise ConfigError(f"train.resume={config.resume}: there is no checkpoints/step-*.pt")
         return Origin(state)
     elif config.init_from:
-        return Origin(weights=read_weights(best_or_newest(absolute(home_path(config.init_from)))))
+        return Origin(weights=read_weights(best_or_newest(absolute(config.init_from))))
     else:
         return Origin()
 
 
-def named_path(choice: object) -> Path | None:
+def named_path(choice: object, absolute: Callable[[str], Path] = home_path) -> Path | None:
     """The file or the folder that train.resume names; None if it is null or auto."""
-    return None if choice in (None, "auto") else home_path(str(choice))
+    return None if choice in (None, "auto") else absolute(str(choice))
 
 
-def absolute(path: Path) -> Path:
-    return Path(to_absolute_path(str(path)))  # a job may have another working directory
+def absolute(path: str) -> Path:
+    return home_path(
+        path if path.startswith("~") else to_absolute_path(path)
+    )  # a job may have another working directory
 
 
 def changes_since(

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from data.errors import DataError, explained
+from data.errors import DataError, explained, home_path
 from loaders import available_memory, local_ranks
 
 with suppress(ImportError):  # not on Windows
@@ -58,7 +58,7 @@ class Cache:
         with explained(
             f"data.cache={kind}: {folder or FOLDER} cannot be used", "set data.cache_dir to a folder of this machine"
         ):
-            path = Path(folder or FOLDER).expanduser()
+            path = home_path(folder or FOLDER)
             path.mkdir(parents=True, exist_ok=True)
             with (path / f"{name}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)

@@ -173,10 +173,11 @@ def saying_what_has_moved(data: Section) -> Iterator[None]:
         text = str(error)
         moved = []
         for key, value in flat(data).items():
-            path = str(home_path(value)) if isinstance(value, str) else "."
-            quote = "" if os.sep in path else "'"
-            is_named = re.search(rf"(?<![\w={quote}]){re.escape(path)}(?!\w)", text)
-            if is_named and not Path(path).exists():
+            if not isinstance(value, str) or home_path(value).exists():
+                continue
+            quote = "" if os.sep in value else "'"
+            names = f"{re.escape(str(home_path(value)))}|(?<![\\w={quote}]){re.escape(value)}"
+            if re.search(rf"({names})(?!\w)", text):
                 moved.append(f"data.{key}=PATH")
         if not moved:
             raise
@@ -191,7 +192,7 @@ def parser(about: str | None, out: str, others: tuple[str, str] = OVERRIDES) -> 
     """
     name, meaning = others
     options = script.parser(about)
-    options.add_argument("run", type=lambda path: Path(path).expanduser(), help="a run's folder, or a checkpoint file")
+    options.add_argument("run", type=home_path, help="a run's folder, or a checkpoint file")
     options.add_argument("others", nargs="*", default=[], metavar=name, help=meaning)
     options.add_argument("--out", type=Path, help=out)
     return options

@@ -153,7 +153,7 @@ def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
     folder = home_path(path)
     # A bare name may be one of the package's own builders, such as pandas, which reads files of the current folder.
     if not folder.is_dir() and (path.startswith(("/", ".", "~")) or "/" not in path):
-        raise DataError(f"data.path={path} is not a folder; set it to one, or to OWNER/NAME of a dataset on the hub")
+        raise DataError(f"data.path={folder} is not a folder; set it to one, or to OWNER/NAME of a dataset on the hub")
     with explained(
         f"data.path={path} cannot be loaded",
         "check data.path, data.name and the network; for a gated dataset log in with `hf auth login`",

@@ -229,7 +229,7 @@ def find_shards(key: str, urls: str | Sequence[str] | None) -> list[str]:
         for path in map(os.path.expanduser, expand_braces(url)):
             paths = [path] if os.path.isfile(path) else sorted(glob.glob(path))
             if not paths:
-                raise DataError(f"{key}={url}: there is no file {path}; {HOW}")
+                raise DataError(f"{key}={url}: there is no file {os.path.abspath(path)}; {HOW}")
             shards += paths
     return shards
 

@@ -166,6 +166,13 @@ def test_parts_that_do_not_fit_together_are_refused_in_a_sentence(parts, keys, s
         mixed(True, parts, **keys)
 
 
+def test_parts_with_different_classes_are_told_of_data_classes_which_works():
+    parts = {name: partial(arrays, classes=name) for name in ("ab", "ac")}
+    with refused(r"set data\.classes="):
+        mixed(True, parts)
+    assert mixed(True, parts, classes="abc").classes == "abc"
+
+
 def test_a_sampler_beside_the_weights_of_a_mixture_is_refused(tmp_path):
     with refused(r"sampler: data.weights give the order"):
         train(tmp_path, MIXTURE, "sampler._target_=torch.utils.data.SubsetRandomSampler +sampler.indices=[0]")

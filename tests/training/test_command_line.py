@@ -1,7 +1,9 @@
 """train.py as a program: what it shows, how it ends, and with which settings it goes on with an earlier run."""
 
+import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -11,9 +13,11 @@ from typing import Any, ClassVar
 
 import pytest
 from hydra.experimental.callback import Callback
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tests.configs import CONF, FAST, checkpoint, composed, logged, steps, stop, summary_of
-from training.command_line import COMMAND, complete
+from training.command_line import COMMAND, complete, parsed, remedy_of
 from training.config import ConfigError
 
 ROOT = CONF.parent
@@ -99,6 +103,20 @@ def test_a_run_whose_terminal_closes_saves_a_checkpoint_and_says_so_in_its_log(p
     assert done.returncode == 75, done.stderr + log
     assert f"stopped by SIGHUP; saved the checkpoint of step {checkpoint(tmp_path / 'out')['step']}" in log
     assert "Restarting" not in log
+
+
+TEXTS = st.text("ab ,:=()'\"\\\\é{}[]1.-", min_size=1)
+VALUES = st.recursive(st.integers() | st.booleans() | st.none() | TEXTS, lambda inner: st.dictionaries(TEXTS, inner))
+
+
+@given(st.dictionaries(TEXTS, VALUES) | st.lists(VALUES) | TEXTS.filter(lambda text: text[0] not in "{["))
+@example({"tench, Tinca tinca": 2, "owl": 1})
+def test_what_one_is_told_to_type_in_place_of_a_value_gives_this_value(value):
+    text = value if isinstance(value, str) else json.dumps(value)
+    remedy = remedy_of(f"task.class_weights={text}")
+    if "yaml" not in remedy or value == {"tench, Tinca tinca": 2, "owl": 1}:
+        (typed,) = shlex.split(remedy.partition(" type ")[2])
+        assert parsed([typed])["task.class_weights"].value() == value
 
 
 # The libraries are imported first: some choose compiled parts for the platform.
