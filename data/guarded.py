@@ -52,8 +52,8 @@ class Guarded:
     _kept: tuple[str, ...] = ()  # the attributes that a constructor of ours has set
 
     def __setattr__(self, name: str, value: Any) -> None:
-        kinds = [vars(kind) for kind in type(self).__mro__ if issubclass(kind, Guarded)]
-        of_class = next((attributes[name] for attributes in kinds if name in attributes), None)
+        kinds = (kind for kind in type(self).__mro__ if name in vars(kind) and issubclass(kind, Guarded))
+        of_class = vars(next(kinds, Guarded)).get(name)
         is_method = callable(of_class) and not callable(value)
         is_property = isinstance(of_class, property) and of_class.fset is None
         is_kept = name in self._kept and name[0] != "_" and name not in OPTIONAL
