@@ -95,7 +95,8 @@ def reseeder(generator: Any) -> Callable[[int], object] | None:
         return lambda seed: generator.seed(seed & 0xFFFFFFFF)
     if isinstance(generator, random.Random):
         return generator.seed
-    return lambda seed: generator.manual_seed(seed >> 1)  # torch's seeds fit into an int64
+    # >> 1 is not needed, as torch takes 64 bits: it stays because the numbers would change.
+    return lambda seed: generator.manual_seed(seed >> 1)
 
 
 def reseed_numpy(bits: Any, seed: int) -> None:

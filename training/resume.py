@@ -1,12 +1,14 @@
-"""What a run begins with is decided here; other files ask these functions, or carry it out.
+"""What a run begins with. This file decides 1 to 3 and 5, and names what has changed; others decide what that replaces.
 
 1. Which run: `named_path`. command_line.complete puts its overrides before the new ones, and stays in its folder;
    of a checkpoint file, and in a sweep, the new run gets a folder of its own.
 2. Which file, and what of it: `choose_origin`. state.load_origin loads it, and weights by `load_weights`: a layer is
-   loaded whole or not at all, one of another size stays new. Run.start loads the states of the callbacks.
+   loaded whole or not at all, one of another size stays new. Run.start loads the states of the callbacks;
+   Best.load_state_dict decides whether the best score stays.
 3. Which number each class has: `Origin.classes_for`. data/classes.py translates the labels.
 4. What has changed: `changes_since`. The log names it; the loader and the network refuse what does not fit them.
-   What a changed setting replaces: learning rates and modes in state.load_state, mean and std in preprocessing.py.
+   What a changed setting replaces is decided where it is loaded: in state.load_state (the loader's lengths and batch
+   size, frozen weights, modes), optimizer.resume_optimizer (keys of optim) and Preprocessing (mean and std).
 5. Whether the run in this folder is this one: `check_same_run`. If it has finished, nothing is loaded.
 """
 
