@@ -92,8 +92,7 @@ class ModuleState:
 
     def restore(self, altered: dict[str, Any]) -> None:
         """Sets what the run before this resume had `altered`. Called after on_start: later changes are new ones."""
-        progress = self._trainer.progress
-        self._trainer.unfreeze(progress.epoch - progress.at_epoch_end)  # first: a callback may have frozen some again
+        self._trainer.unfreeze(self._trainer.progress.newest_epoch)  # first: a callback may have frozen some again
         self._at_start = self._settings() | self._unsaved()
         owners: dict[str, Any] = {**self._owners(), **dict(self._trainer.all_modules.named_parameters())}
         for name, value in altered.items():

@@ -12,9 +12,10 @@ log = logging.getLogger(__name__)
 class Progress:
     """Counts the steps and epochs of a run.
 
-    position: where the training loader was after the last step. Checkpoints save it, so a resume continues there,
-    whatever the loader has delivered since. While the run trains, `epoch` is position.epoch; it is one more after a
-    run that train.max_steps has ended within an epoch, which then counts as complete.
+    position: where the training loader was after the last step. Checkpoints save it, so a resume continues there.
+    `epoch` is position.epoch but for two moments. After an epoch's last step the position is that of the next epoch
+    already, and `epoch` follows in `end_epoch`: on_step, the log and schedule.every=epoch still see the old one. An
+    epoch that train.max_steps has ended counts as complete, too, though the position stays in it.
     """
 
     def __init__(self, config: TrainConfig, steps_per_epoch: int, by_epoch: bool) -> None:
@@ -35,8 +36,9 @@ class Progress:
     def end_epoch(self) -> None:
         """Counts an epoch. Warns if the first was not as long as its loader said: schedules rely on that."""
         self.epoch += 1
+        is_cut = self._max_steps is not None and self.step >= self._max_steps
         difference = abs(self.step - self.steps_per_epoch)
-        if self.epoch == 1 and self.step != self._max_steps and difference > 1:  # RolloverBatches has one more
+        if self.epoch == 1 and not is_cut and difference > 1:  # RolloverBatches has one more
             sentence = "an epoch had %d steps, by its loader's length %d: schedules end early or late"
             log.warning(sentence, self.step, self.steps_per_epoch)
 
@@ -47,9 +49,14 @@ class Progress:
         self.epoch = position.epoch
 
     @property
-    def at_epoch_end(self) -> bool:
-        """Whether an epoch has just ended: a run that resumes there repeats its evaluation."""
+    def is_between_epochs(self) -> bool:
+        """Whether an epoch has ended and no other has begun: a run that resumes there repeats the evaluation."""
         return self.step > 0 and (self.position.batch == 0 or self.limit_reached != "")
+
+    @property
+    def newest_epoch(self) -> int:
+        """The number, from 0, of the epoch that has begun last."""
+        return self.epoch - 1 if self.is_between_epochs else self.epoch
 
     @property
     def limit_reached(self) -> str:

@@ -1,4 +1,4 @@
-"""What a run begins with. This file decides 1 to 3 and 5, and names what has changed; others decide what that replaces.
+"""What a run begins with. This file decides 1 to 3 and 5, and names what changed; others decide what that replaces.
 
 1. Which run: `named_path`. command_line.complete puts its overrides before the new ones, and stays in its folder;
    of a checkpoint file, and in a sweep, the new run gets a folder of its own.

@@ -154,5 +154,5 @@ def load_state(run: Run, state: State, changed: dict[str, str]) -> None:
         altered = state["altered"].items()
         replaced = (".requires_grad", ".training")
         run.resumed["altered"] = {name: value for name, value in altered if not name.endswith(replaced)}
-    if progress.limit_reached and state["loader"]["samples"]:
-        progress.epoch += 1  # train.max_steps has ended it
+    if progress.limit_reached and state["loader"]["samples"]:  # train.max_steps has ended its epoch
+        progress.end_epoch()

@@ -279,6 +279,13 @@ class Endless(Lying):
     __len__ = None  # type: ignore[assignment]
 
 
+class OnlyOnce(Lying):
+    """Gives samples in epoch 0 alone."""
+
+    def set_epoch(self, epoch):
+        self.gives = 0 if epoch else self.says
+
+
 def lying(gives, says, kind="Lying"):
     return f"sampler._target_={__name__}.{kind} +sampler.gives={gives} +sampler.says={says}"
 

@@ -450,6 +450,11 @@ def test_a_metric_that_needs_more_samples_is_named_by_the_first_evaluation(tmp_p
     assert not (tmp_path / "accuracies" / "metrics.jsonl").exists()
 
 
+def test_a_later_epoch_without_a_batch_ends_the_run(tmp_path, error):
+    with error("gave no batch in an epoch"):
+        train(tmp_path, IMAGES, lying(64, 64, "OnlyOnce"), "train.epochs=2")
+
+
 def test_a_wrong_label_of_a_later_batch_is_named_with_its_batch(tmp_path, error):
     with error(r"step \d, in epoch 1: .*\b6\b"):
         train(tmp_path, IMAGES, fault("a wrong label later"))
