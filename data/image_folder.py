@@ -104,7 +104,7 @@ class ImageFolder(ImageFiles):
             raise DataError(f"data.root is not set; set it to a folder of images with the layout {LAYOUT}")
         root = home_path(root)
         self.folder = root / ("train" if train else "val")
-        self.classes = class_names(root / "train")
+        self.classes = class_folders(root / "train")
         if not train and not self.folder.exists():
             log.info(
                 "%s does not exist%s: the test set is what data.val_fraction splits off train/",
@@ -115,7 +115,7 @@ class ImageFolder(ImageFiles):
             return
         if train and len(self.classes) == 1:
             log.warning("%s has only one class, %s: there is nothing to learn", self.folder, self.classes[0])
-        present = self.classes if train else class_names(self.folder)
+        present = self.classes if train else class_folders(self.folder)
         numbers = numbers_in(self.classes, present)
         # The folder of each class: in val/ its name may differ in case, or in how an accent is written.
         self._folders = [*self.classes]
@@ -150,7 +150,7 @@ class ImageFolder(ImageFiles):
         return f"{self.folder}/{self._folders[self.labels[index]]}/{os.fsdecode(self.files[index])}"
 
 
-def class_names(folder: Path) -> tuple[str, ...]:
+def class_folders(folder: Path) -> tuple[str, ...]:
     """The names of the folders in `folder`, sorted, without hidden ones."""
     for each in (folder.parent, folder):
         if not each.is_dir():

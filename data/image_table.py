@@ -71,7 +71,7 @@ class ImageTable(ImageFiles):
 
         is_test = parts == ("test" if test_table or "test" in parts else "val")
         if train:
-            rows.choose(~is_test)
+            rows.keep(~is_test)
             is_val = parts[~is_test] == "val"
             if is_val.any():
                 self.is_val = is_val
@@ -80,7 +80,7 @@ class ImageTable(ImageFiles):
         elif test_table:
             rows = Rows(test_table, columns)
         else:
-            rows.choose(is_test)
+            rows.keep(is_test)
 
         self._set_labels(rows, labels, training, is_list, numbers)
         self.folder = home_path(root) if root else rows.path.parent
@@ -140,9 +140,9 @@ class Rows:
         self.numbers, *texts = read_table(self.path, list(map(str, names))).T
         self.cells = dict(zip(names, texts, strict=True))
 
-    def choose(self, is_chosen: np.ndarray) -> None:
-        self.numbers = self.numbers[is_chosen]
-        self.cells = {name: texts[is_chosen] for name, texts in self.cells.items()}
+    def keep(self, is_kept: np.ndarray) -> None:
+        self.numbers = self.numbers[is_kept]
+        self.cells = {name: texts[is_kept] for name, texts in self.cells.items()}
 
     def where(self, row: int) -> str:
         return f"{self.path}, row {self.numbers[row]}"

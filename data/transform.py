@@ -110,14 +110,15 @@ class Transform:
                 if is_of_albumentations(function):
                     pixels = function(image=as_array(pixels))["image"]
                 else:
-                    pixels = function(as_tensor(pixels))
+                    pixels = function(as_image_tensor(pixels))
             except Exception as error:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
+                form = form_of(as_image_tensor(pixels))
                 raise DataError(
-                    f"{self.key}: {name_of(function)} failed for {name}, {form_of(as_tensor(pixels))}: {reason}; the "
-                    "traceback is in train.log"
+                    f"{self.key}: {name_of(function)} failed for {name}, {form}: {reason}; the traceback is in "
+                    "train.log"
                 ) from error
-        return self._checked(as_tensor(pixels), len(image), name)
+        return self._checked(as_image_tensor(pixels), len(image), name)
 
     def _checked(self, pixels: Any, channels: int, name: str) -> torch.Tensor:
         made = f"{self.key} returned {form_of(pixels)} for {name}"
@@ -320,7 +321,7 @@ def as_array(pixels: Any) -> np.ndarray:
     return np.asarray(pixels)
 
 
-def as_tensor(pixels: Any) -> Any:
+def as_image_tensor(pixels: Any) -> Any:
     """An image as a plain tensor (C, H, W). Anything but an array or a Pillow image is returned unchanged."""
     if isinstance(pixels, torch.Tensor):
         return pixels.as_subclass(torch.Tensor)

@@ -43,12 +43,12 @@ class Seeder:
 
     def __init__(self, *called: Any, callables_only: bool = False) -> None:
         self._called = called
-        self._counts = not callables_only
+        self._callables_only = callables_only
         self._epoch: int | None = None
         self._search()
 
     def _search(self) -> None:
-        self._held = Held(self._called, self._counts)
+        self._held = Held(self._called, self._callables_only)
         self._held.follow_code()
         worker = get_worker_info()
         if worker is None or worker.id == 0:

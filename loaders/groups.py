@@ -34,7 +34,7 @@ def can_take_groups(function: Callable[..., Any] | None) -> bool:
     return function is None or getattr(function, "takes_groups", False) is True
 
 
-def split(group: Any, count: int) -> list[Any]:
+def split_group(group: Any, count: int) -> list[Any]:
     """Returns the `count` batches of a group. Raises ValueError for anything but tensors with a row per sample."""
     if isinstance(group, torch.Tensor):
         length, rest = divmod(len(group) if group.ndim else 0, count)
@@ -46,10 +46,10 @@ def split(group: Any, count: int) -> list[Any]:
         # Not the views: they count changes in place together, so autograd would take a change of one for one of all.
         return [part.data for part in parts]
     if isinstance(group, dict):
-        fields = [split(field, count) for field in group.values()]
+        fields = [split_group(field, count) for field in group.values()]
         return [type(group)(zip(group, batch, strict=True)) for batch in zip(*fields, strict=True)]
     if isinstance(group, (list, tuple)):
-        fields = [split(field, count) for field in group]
+        fields = [split_group(field, count) for field in group]
         make = getattr(group, "_make", type(group))  # a namedtuple's
         return [make(batch) for batch in zip(*fields, strict=True)]
     raise ValueError(f"a batch cannot be cut from {type(group).__name__}")

@@ -81,10 +81,10 @@ class Held:
     holders: the objects, containers, classes and cells of closures that were found: they may get other objects.
     iterators: the names of the types of iterators, which reading a sample may advance.
     long: containers with more than LONGEST items.
-    counts: False, if generators count only inside objects that can be called.
+    callables_only: generators count only inside objects that can be called.
     """
 
-    def __init__(self, objects: tuple[Any, ...], counts: bool = True) -> None:
+    def __init__(self, objects: tuple[Any, ...], callables_only: bool = False) -> None:
         self.generators: dict[int, Any] = {}
         self.iterators: set[str] = set()
         self.holders: list[Any] = []
@@ -97,7 +97,7 @@ class Held:
         self._ids: list[int] = []
         self._parts: list[int] = []
         for value in objects:
-            self._walk(value, counts)
+            self._walk(value, counts=not callables_only)
 
     def follow_code(self) -> None:
         """Goes on where the code of the functions leads, and last to the items of long containers."""
@@ -151,7 +151,7 @@ class Held:
                     generator = value.bit_generator if issubclass(kind, np.random.Generator) else value
                     self.generators[id(generator)] = generator
                 continue
-            parts = parts_of(value)
+            parts = referents_of(value)
             if kind is FunctionType:
                 self._functions.append(value)
             elif kind is CACHE:
@@ -181,7 +181,7 @@ def contents_of(value: Any) -> list[Any]:
     held = Held((value,))
     contents: list[Any] = []
     for holder in held.holders:
-        contents += map(content_of, parts_of(holder))
+        contents += map(content_of, referents_of(holder))
     for container in held.long:
         items = items_of(container)
         contents += [len(items), hash(tuple(map(id, items)))]
@@ -249,7 +249,7 @@ def items_of(value: Any) -> list[Any]:
     return list(islice(dict.values(value) if base is dict else base.__iter__(value), ITEMS))
 
 
-def parts_of(value: Any) -> list[Any]:
+def referents_of(value: Any) -> list[Any]:
     """What an object refers to, as far as it is looked into.
 
     Of a class, names that begin with __ are left out, except functions.

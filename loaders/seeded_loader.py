@@ -15,7 +15,7 @@ from .arguments import as_index, checked_epoch
 from .held import contents_of
 from .iterators import IN_USE, Consumer, EpochIterator, Position
 from .order import Order
-from .plans import OrderPlan, Plan, SamplerPlan, length_of
+from .plans import OrderPlan, Plan, SamplerPlan, length_or_maxsize
 from .randomness import fold
 from .samplers import OrderSampler, Watched, check_resumable, pass_on_epoch
 from .worker_loader import WorkerLoader
@@ -61,7 +61,7 @@ class SeededLoader(WorkerLoader[T_co]):
 
     def _restart_if_changed(self) -> None:
         """Starts persistent workers again if the dataset has changed since they got it."""
-        length = length_of(self.dataset)
+        length = length_or_maxsize(self.dataset)
         contents = contents_of(self.dataset) if self._persists and self.num_workers > 0 else self._spec()
         name = type(self.dataset).__name__
         if self._engine is not None and (self._length != length or self._contents != contents):
@@ -191,7 +191,7 @@ class SeededLoader(WorkerLoader[T_co]):
                 order = self.sampler.order = replace(order, length=len(dataset))
             return order
         assert self.seed is not None
-        length = length_of(self._index_sampler if self.batch_size is None else self.sampler)
+        length = length_or_maxsize(self._index_sampler if self.batch_size is None else self.sampler)
         split = self.drop_last, self.rank, self.world_size, self.pad
         return Order(length, self.batch_size or 1, False, self.seed, *split)
 
@@ -211,7 +211,7 @@ class SeededLoader(WorkerLoader[T_co]):
         mixture = {} if order.mixture is None else {"mixture": order.mixture.as_dict()}
         return {
             "seed": order.seed,
-            "dataset_length": length_of(self.dataset),
+            "dataset_length": length_or_maxsize(self.dataset),
             "global_batch_size": order.global_batch_size,
             "order": order.kind if isinstance(self.sampler, OrderSampler) else kind,
             **mixture,

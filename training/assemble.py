@@ -43,7 +43,7 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
     origin = processes.from_main(lambda: choose_origin(results.folder, config.train))
     with signals.at_once():  # the first sample may never come
         data = Datasets(config, origin, processes)
-        data.check_ranks(processes)
+        data.check_processes(processes)
         if origin.state is not None:
             data.check_split(origin.state["data"]["trained"])
         elif origin.weights is not None and origin.weights.data is not None:

@@ -115,7 +115,7 @@ def read_first(
         batch = collate(samples)
         if not copies:
             return batch, lengths_of(batch), sentences
-        if not are_same(batch, collate(copies[0])):
+        if not are_equal_batches(batch, collate(copies[0])):
             sentences = {RANDOM_COLLATE: False}
         return batch, lengths_of(collate(copies[1] + copies[2])), sentences
     remedy = (
@@ -142,14 +142,14 @@ def unrepeatable(dataset: Any, is_test: bool, collate: Callable | None) -> dict[
         for seed in (0, 0, 1) if is_test else (0, 0):
             with WorkerLoader(dataset, count, sampler=range(count), seed=seed, collate_fn=make_batch) as loader:
                 batches += list(loader)
-        if not are_same(*batches[:2]):
+        if not are_equal_batches(*batches[:2]):
             return {NOT_REPEATABLE % type(dataset).__name__: False}
-        if not are_same(batches[0], batches[-1]):
+        if not are_equal_batches(batches[0], batches[-1]):
             return {RANDOM_TEST % type(dataset).__name__: True}
     return {}
 
 
-def are_same(batch: Any, other: Any) -> bool:
+def are_equal_batches(batch: Any, other: Any) -> bool:
     """Whether all tensors of two batches are equal."""
     return not any(differ(ours, theirs) for ours, theirs in zip(tensors(batch), tensors(other), strict=False))
 
@@ -166,12 +166,12 @@ def differ(ours: Any, theirs: Any) -> bool:
 def lengths_of(batch: Any) -> Any:
     """The batch with tensors that are as long, but have no other dimensions."""
 
-    def length_of(part: Any) -> Any:  # a mapping with a method `to`, as tokenizers return, is moved as a whole
+    def rows_alone(part: Any) -> Any:  # a mapping with a method `to`, as tokenizers return, is moved as a whole
         if isinstance(part, Tensor):
             return torch.empty(part.shape[:1])
         return {name: lengths_of(value) for name, value in part.items()} if isinstance(part, Mapping) else part
 
-    return move(batch, length_of)
+    return move(batch, rows_alone)
 
 
 def readable(dataset: Any, skips: bool) -> Iterator[Any]:
@@ -219,7 +219,7 @@ def check_labels(dataset: Any, task: Task) -> None:
             raise DataError(f"{label}: give the numbers of classes, 0 to {below - 1}")
 
 
-def check_ranks(processes: Processes, name: str, dataset: Any, first: Any, is_repeatable: bool) -> None:
+def check_processes(processes: Processes, name: str, dataset: Any, first: Any, is_repeatable: bool) -> None:
     """Raises DataError in all processes if their datasets differ: they share one by index.
 
     It compares what a run takes of them (`facts_of`), and the first samples, if they are the same when they are read

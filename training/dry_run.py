@@ -18,14 +18,14 @@ from torch import nn
 from data import attribute_of
 from data.transform import form_of
 from loaders import ExpectedError, Preloader, move
-from training.checks import are_same
+from training.checks import are_equal_batches
 from training.config import ConfigError
 from training.datasets import Datasets
 from training.metrics import Means, joined
 from training.optimizer import weights_of
 from training.order import smallest_evaluated
 from training.parts import repeated, rows_of
-from training.tasks import Batch, is_better_higher, setting_of
+from training.tasks import Batch, is_better_higher, loss_setting
 from training.trainer import Trainer, evaluating, located
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
     metric = trainer.task.metric
     with no_trace(trainer):
         batch, again = (augmented(trainer, data) for _ in range(2))
-        if not are_same(batch, again):
+        if not are_equal_batches(batch, again):
             log.warning(UNREPEATABLE_AUGMENT)
         try_training(trainer, batch, smallest)
     names = dry_run_evaluation(trainer, data, data.val, data.test)
@@ -214,7 +214,7 @@ def is_sum(trainer: Trainer, loss: Any, step: Callable[[Batch], Any], batch: Bat
         log.warning("whether the loss adds up samples is not tried, as the first ones cannot be repeated: %s", error)
         single = double = fourfold = 0.0
     if fourfold == 0:  # such as the sum over ignored labels
-        reduction = setting_of(task.own_loss, "reduction")
+        reduction = loss_setting(task.own_loss, "reduction")
         return None if reduction is None else reduction == "sum"
     growth = fourfold - double
     return abs(growth) > 0.01 * abs(fourfold) and math.isclose(growth, 2 * (double - single), rel_tol=0.15)

@@ -68,7 +68,8 @@ class ModuleState:
     def not_finite(self) -> set[str]:
         """What was finite and is not: "NaN in NAME", "infinity in NAME". Waits for the device.
 
-        It looks at weights, dense buffers, also those that are not saved, their mean (EMA), and the optimizers' state.
+        It looks at weights, dense buffers, also those that are not saved, their average (EMA), and the states of
+        optimizers.
         """
         broken = not_finite(self._values()).items()
         return {f"{kind} in {name}" for name, kind in broken if self.never_finite.get(name) != kind}

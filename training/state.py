@@ -94,8 +94,8 @@ def load_origin(run: Run) -> None:
     """Loads what the run begins with, as resume.py has chosen it: a checkpoint, weights, or nothing.
 
     Of a checkpoint it loads the loader's position, progress, modules, schedules, optimizers and sums. Run.start loads
-    the rest: the state of each callback, the mean of the weights, and the settings that callbacks had altered. If the
-    run in this folder has finished, it loads its `summary` alone.
+    the rest: the state of each callback, the average of the weights, and the settings that callbacks had altered. If
+    the run in this folder has finished, it loads its `summary` alone.
     """
     origin = run.origin
     run.origin = Origin()  # it takes as much memory as the weights

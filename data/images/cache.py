@@ -133,10 +133,10 @@ class Cache:
                 if end + image.nbytes > size:
                     raise OSError(ENOSPC, "data.cache_gb, or its share of what was free, is used up")
                 os.pwrite(self._fd, END.pack(end + image.nbytes), 0)
-            write(self._fd, end, image.data.cast("B"))
+            write_at(self._fd, end, image.data.cast("B"))
             height, width, _ = image.shape
             data = record(path, stat, end, height, width, zlib.crc32(image.data))
-            write(self._fd, END.size + index * RECORD.size, memoryview(data))
+            write_at(self._fd, END.size + index * RECORD.size, memoryview(data))
             self._verified[index] = hash(data)
         except OSError as error:
             self._say_full(str(error.strerror))
@@ -170,7 +170,7 @@ def record(path: str, stat: os.stat_result, offset: int, height: int, width: int
     return RECORD.pack(*fields, own_checksum)
 
 
-def write(fd: int, offset: int, data: memoryview) -> None:
+def write_at(fd: int, offset: int, data: memoryview) -> None:
     while data:
         count = os.pwrite(fd, data, offset)
         data = data[count:]

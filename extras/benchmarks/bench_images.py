@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from data.errors import DataError
 from data.image_folder import ImageFiles, ImageFolder
-from data.images.decoders import DECODERS, choose
+from data.images.decoders import DECODERS, decoders_for
 from extras.benchmarks import photographs
 from scripts.bench_loaders import compare, options
 from scripts.bench_workloads import Maker, loader_rows
@@ -101,7 +101,7 @@ def decoders(root: Path, _: Path) -> dict[str, Maker]:
     installed = ["pillow"]
     for name in DECODERS:
         with suppress(DataError):
-            choose(name)
+            decoders_for(name)
             installed.append(name)
     return {name: loader_rows(ImageFolder(True, root, decoder=name), {}, 64)["workers"] for name in installed}
 

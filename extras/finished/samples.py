@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 from data import optional
 from data.errors import DataError, explained, read_lines, reason_of
 from data.image_folder import find_images, warn_of_left_out
-from data.images.decoders import choose
+from data.images.decoders import decoders_for
 from data.images.decoding import decode, image_errors, whole
 from data.subset import undivided
 from data.transform import as_array
@@ -53,7 +53,7 @@ class ImageFiles:
         self._is_grey = run.data.model_options.get("in_channels") == 1
         self._paths = paths
         self._prepare = run.data.prepare if isinstance(run.data, NewImages) else prepare_of(run.data.test)
-        self._decoders = choose("auto")
+        self._decoders = decoders_for("auto")
 
     def __call__(self, index: int) -> Inputs:
         path = self._paths[index]

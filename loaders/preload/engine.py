@@ -116,8 +116,8 @@ class PreloadEngine:
             copier.timeline.delivered = copier.epoch, batch_number
         return item.reading
 
-    def close(self) -> None:
-        """Ends the epoch, unless a thread was left behind."""
+    def end_with_iterator(self) -> None:
+        """Ends the epoch, as its iterator ends; not again, if a thread was left behind."""
         if not self.is_ended:
             self.end(self._unblock)
 

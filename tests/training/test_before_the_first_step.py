@@ -24,7 +24,7 @@ from data.subset import Subset
 from loaders import seed_globals
 from tests.configs import EXTENSIONS, IMAGES, checkpoint, metrics, steps, train
 from tests.training.extensions import Faulty, Images, Linear, Stream, Worst, lying
-from training.checks import check_dataset, check_ranks, check_sampler
+from training.checks import check_dataset, check_processes, check_sampler
 from training.config import ConfigError
 from training.preprocessing import check_layout
 from training.tasks import Classification
@@ -588,7 +588,7 @@ class Ranks:
         """The sentence with which a process ends, "" if there is none."""
         self.local.rank = rank
         try:
-            check_ranks(self, "training", dataset, first, is_repeatable)
+            check_processes(self, "training", dataset, first, is_repeatable)
         except DataError as error:
             return str(error)
         return ""

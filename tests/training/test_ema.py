@@ -1,4 +1,4 @@
-"""The running mean of the weights, beside torch's own AveragedModel."""
+"""The running average of the weights, beside torch's own AveragedModel."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from training.callbacks.ema import EMA
 
 
 class Odd(nn.Module):
-    """Weights of two dtypes, one of them used twice, and buffers with and without a mean."""
+    """Weights of two dtypes, one of them used twice, and buffers with and without an average."""
 
     def __init__(self):
         super().__init__()

@@ -20,7 +20,7 @@ from training.checks import check_dataset
 from training.config import checked
 from training.dry_run import is_sum, no_trace
 from training.parts import parts_of, repeated
-from training.tasks import Task, setting_of
+from training.tasks import Task, loss_setting
 from training.trainer import Trainer
 
 CLASSES = 10
@@ -99,7 +99,7 @@ LOSSES = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(loss=LOSSES, labels=st.lists(st.integers(0, CLASSES - 1), min_size=2, max_size=9), parts=st.integers(1, 9))
 def test_parts_of_a_batch_give_the_gradient_of_the_whole_whatever_the_loss(trainer, loss, labels, parts):
-    is_mean = setting_of(loss, "reduction") == "mean"
+    is_mean = loss_setting(loss, "reduction") == "mean"
     assume(not is_mean or any(label != IGNORED for label in labels))  # a mean over nothing is NaN
     images = torch.randn(len(labels), 3, 8, 8, generator=torch.Generator().manual_seed(len(labels)))
     batch = {"image": images, "label": torch.tensor(labels)}
@@ -109,7 +109,7 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole_whatever_the_loss(train
     with no_trace(trainer):
         found = is_sum(trainer, trainer.loss_of(first), trainer.loss_of, first)
     trainer.training_loss_is_sum = found
-    assert found == (setting_of(loss, "reduction") == "sum")
+    assert found == (loss_setting(loss, "reduction") == "sum")
 
     trainer.train_step(batch)
     whole = loss(trainer.model(images), batch["label"]).mean()

@@ -107,12 +107,12 @@ def test_nvimgcodec_leaves_unusual_files_and_narrow_boxes_to_the_next_decoder():
 
 
 def test_the_fastest_decoder_that_is_installed_is_chosen(monkeypatch):
-    choose = decoders.choose.__wrapped__  # without its cache
-    assert choose("pillow") == ()
+    decoders_for = decoders.decoders_for.__wrapped__  # without its cache
+    assert decoders_for("pillow") == ()
     for name, rest in (("nvimgcodec", (decoders.torchvision,)), ("torchvision", ())):
         monkeypatch.setitem(
             decoders.DECODERS, name, (getattr(decoders, name), partial(import_module, "no_such_module"))
         )
-        assert choose("auto") == rest
+        assert decoders_for("auto") == rest
         with refused(rf"data.decoder={name} .*No module named"):
-            choose(name)
+            decoders_for(name)
