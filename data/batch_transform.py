@@ -187,7 +187,7 @@ class BatchTransform:
 
     def _normalize_floats(self, normalize: Normalize, batch: Batch, random: Any) -> Batch:
         images = batch[self.image]
-        constants = normalize.constants(images.device, width=1)
+        constants = normalize.constants(images.device, width=1)  # for pixels up to 255, and these are up to 1
         shift, scale = (values[:, None, None] for values in constants)
         return {**batch, self.image: torch.addcmul(shift, images, 255 * scale).to(normalize.dtype)}
 

@@ -17,10 +17,10 @@ from torch import nn
 
 from data import attribute_of
 from data.transform import form_of
-from loaders import ExpectedError, Preloader, move
+from loaders import ExpectedError
 from training.checks import are_equal_batches
 from training.config import ConfigError
-from training.datasets import Datasets
+from training.datasets import Datasets, delivered
 from training.metrics import Means, joined
 from training.optimizer import weights_of
 from training.order import smallest_evaluated
@@ -45,7 +45,8 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
     """
     metric = trainer.task.metric
     with no_trace(trainer):
-        batch, again = (augmented(trainer, data) for _ in range(2))
+        # With the same random numbers at each call.
+        batch, again = (delivered(data.first, trainer.device, **data.augment_stage) for _ in range(2))
         if not are_equal_batches(batch, again):
             log.warning(UNREPEATABLE_AUGMENT)
         try_training(trainer, batch, smallest)
@@ -68,22 +69,15 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
     trainer.task.higher_is_better = direction_of(trainer)
 
 
-def augmented(trainer: Trainer, data: Datasets) -> Batch:
-    """The first training samples, augmented: with the same random numbers at each call."""
-    with Preloader([data.first], trainer.device, 0, **data.augment_stage) as loader:
-        batch: Batch = next(iter(loader))
-    return batch
-
-
 def dry_run_evaluation(trainer: Trainer, data: Datasets, *datasets: Any) -> list[str]:
     """Does what `dry_run` does for evaluation alone. Returns the names of the scores and of the metrics' values.
 
     datasets: those that will be evaluated; None is left out.
     """
-    tested = move(data.first_tested, lambda tensor: tensor.to(trainer.device))
     sizes = [smallest_evaluated(trainer.train_config, each, trainer.processes.world_size) for each in datasets]
     with no_trace(trainer):
-        return try_evaluation(trainer, data.transform(tested), min(sizes))
+        tested = delivered(data.first_tested, trainer.device, transform=data.transform)
+        return try_evaluation(trainer, tested, min(sizes))
 
 
 def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
