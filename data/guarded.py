@@ -1,13 +1,13 @@
 """Guarded: the base class of what users derive from. They cannot replace by mistake what it keeps in its attributes.
 
 Invariant: what a subclass has set before `super().__init__()`, or in its class, is not overwritten without a word.
-Later a method stays a method, and a public attribute that a constructor of ours has set keeps its kind of value.
+Later a method stays a method, and a public attribute that a constructor of ours has set keeps its kind of value, a dict
+its keys. This holds for datasets, tasks and trainers. A Run has slots, and data.subset.Wrapper sets inside what is there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import wraps
 from inspect import signature
-from itertools import takewhile
 from numbers import Real
 from os import PathLike
 from typing import Any, ParamSpec
@@ -30,34 +30,36 @@ def guarded(init: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(init)
     def construct(self: Any, *arguments: Any, **options: Any) -> None:
-        kinds = type(self).__mro__
-        below = [*takewhile(lambda kind: vars(kind).get("__init__") is not construct, kinds)]
-        base = kinds[len(below)]
-        of_classes = {name: value for kind in below[::-1] for name, value in vars(kind).items()}
-        before = {name: value for name, value in of_classes.items() if not hasattr(base, name)} | vars(self)
+        kind = type(self)
+        base = next(each for each in kind.__mro__ if vars(each).get("__init__") is construct)
+        before = vars(self).copy()
         init(self, *arguments, **options)
         given = signature(init).bind(self, *arguments, **options).arguments | options
         for name, value in vars(self).items():
-            earlier = before.get(name, value)
+            of_class = value if hasattr(base, name) else getattr(kind, name, value)
+            earlier = before.get(name, of_class)
             is_lost = earlier is not value and earlier is not given.get(name, value)
             if is_lost and not np.array_equal(earlier, value):
                 raise in_use(self, name, earlier)
-        if isinstance(self, Guarded):
-            self._kept = tuple(name for name in vars(self) if name not in before)
+        self._kept = frozenset(vars(self).keys() - before.keys())
 
     return construct  # type: ignore[return-value]
 
 
 class Guarded:
-    _kept: tuple[str, ...] = ()  # the attributes that a constructor of ours has set
+    _kept: Set[str] = frozenset()  # the attributes that a constructor of ours has set
+    _free: Set[str] = OPTIONAL.keys()  # those of them that may be set to anything
+    _refused: Set[str] = frozenset()  # what may not be added, as it would have no effect
 
     def __setattr__(self, name: str, value: Any) -> None:
         kinds = (kind for kind in type(self).__mro__ if name in vars(kind) and issubclass(kind, Guarded))
         of_class = vars(next(kinds, Guarded)).get(name)
         is_method = callable(of_class) and not callable(value)
         is_property = isinstance(of_class, property) and of_class.fset is None
-        is_kept = name in self._kept and name[0] != "_" and name not in OPTIONAL
-        if is_method or is_property or (is_kept and not are_alike(vars(self).get(name), value)):
+        is_kept = name in self._kept and name[0] != "_" and name not in self._free
+        is_changed = is_kept and not are_alike(vars(self).get(name), value)
+        is_refused = name in self._refused and name not in vars(self)
+        if is_method or is_property or is_changed or is_refused:
             raise in_use(self, name, value)
         super().__setattr__(name, value)
         is_elsewhere = name not in vars(self)  # as a module or a weight, which Python does not find behind a class's
@@ -66,6 +68,8 @@ class Guarded:
 
 
 def are_alike(current: Any, value: Any) -> bool:
+    if isinstance(current, dict):
+        return isinstance(value, dict) and current.keys() <= value.keys()
     kind = next((kind for kind in KINDS if isinstance(current, kind)), type(current))
     return current is None or isinstance(value, kind)
 

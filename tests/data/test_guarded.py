@@ -6,7 +6,6 @@ import torch
 
 import data.cifar
 import data.fashion
-from data import OPTIONAL
 from data.array_dataset import ArrayDataset
 from data.errors import DataError
 from data.guarded import Guarded
@@ -15,8 +14,14 @@ from data.image_table import ImageTable
 from data.images.crops import CroppedDataset
 from data.images.stream import CroppedStream
 from data.transform import ImageDataset
+from tests.configs import FAST, composed
 from tests.data.fakes import write_images, write_table
+from training.config import checked
+from training.datasets import Datasets
+from training.processes import Processes
+from training.resume import Origin
 from training.tasks import Classification, Multilabel, Regression, Task
+from training.trainer import Trainer
 
 
 class Foreign:
@@ -28,6 +33,12 @@ class Stream(CroppedStream):
 
     def open(self, options):
         return ["cat", "dog"]
+
+
+def of_a_trainer(folder):
+    config = checked(composed(*FAST))
+    processes = Processes("cpu", config.train)
+    return {"config": config, "data": Datasets(config, Origin(), processes), "processes": processes, "steps": 4}
 
 
 IMAGES = {"labels": [0, 1], "classes": ["cat", "dog"], "mean": [0.5], "std": [0.2]}
@@ -43,6 +54,7 @@ BASES = {
     Task: lambda folder: {"dataset": None},
     **dict.fromkeys([Classification, Multilabel], lambda folder: {"dataset": Named()}),
     Regression: lambda folder: {"dataset": None},
+    Trainer: of_a_trainer,
 }
 
 
@@ -51,11 +63,11 @@ class Named:
 
 
 def kept(base, instance):
-    """The public attributes that its constructor sets, without the optional ones, and its methods and properties."""
+    """The public attributes that its constructor sets, without the free ones, and its methods and properties."""
     of_classes = [vars(kind) for kind in base.__mro__ if issubclass(kind, Guarded)]
     set_in_class = {name: value for attributes in of_classes[::-1] for name, value in attributes.items()}
     methods = [name for name, value in set_in_class.items() if isinstance(value, property) or callable(value)]
-    attributes = [name for name, value in vars(instance).items() if name not in OPTIONAL and value is not None]
+    attributes = [name for name, value in vars(instance).items() if name not in base._free and value is not None]
     return sorted(name for name in {*methods, *attributes} - {"like", "training"} if name[0] != "_")
 
 

@@ -14,6 +14,7 @@ from torch.nn.utils import prune
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import WeightedRandomSampler
 
+from data.errors import DataError
 from tests.configs import (
     CONF,
     EXTENSIONS,
@@ -276,11 +277,10 @@ def test_a_run_that_goes_on_with_another_schedule_keeps_no_momentum_of_the_earli
 
 
 TAKEN = {  # by a subclass, for something else
-    **{name: {"a": []} for name in ("metrics", "logged", "task")},
+    "settings": {"a": []},
     "evaluate": lambda outputs, labels: {},
     "log": lambda text: None,
     "loss_of": lambda outputs, labels: 0,
-    "backward": "not a method",
     "training_step": lambda batch, batch_idx: 0,
 }
 
@@ -415,9 +415,25 @@ class Careless:
 
     def on_evaluation(self, run, scores):
         if not self.has_changed:
-            self.has_changed = run.stop_training = True
-            run.trainer.accumulate = 2
+            self.has_changed = True
             torch.set_grad_enabled(False)
+
+
+class Sets:
+    """Sets an attribute that nothing reads."""
+
+    def __init__(self, owner):
+        self.owner = owner
+
+    def on_epoch_end(self, run):
+        owner = getattr(run, self.owner, run)
+        owner.accumulate = 2
+
+
+@pytest.mark.parametrize("owner", ["run", "trainer"])
+def test_an_attribute_that_nothing_would_read_is_refused_where_it_is_set(tmp_path, owner):
+    with pytest.raises((AttributeError, DataError), match="accumulate"):
+        train(tmp_path, f"+callbacks.mine={{_target_: {__name__}.Sets, owner: {owner}}}")
 
 
 class Returns:
@@ -440,7 +456,6 @@ CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100
     ("overrides", "words"),
     [
         (CARELESS, "on_start of callbacks.mine has switched gradients off"),
-        (CARELESS, "a callback has set stop_training, trainer.accumulate of run"),
         (CARELESS, "on_evaluation of callbacks.mine has switched gradients off"),
         (
             f"model._target_={__name__}.Forgetful +model.fault=layer",

@@ -103,7 +103,7 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole_whatever_the_loss(train
     assume(not is_mean or any(label != IGNORED for label in labels))  # a mean over nothing is NaN
     images = torch.randn(len(labels), 3, 8, 8, generator=torch.Generator().manual_seed(len(labels)))
     batch = {"image": images, "label": torch.tensor(labels)}
-    trainer.task = Task(None, loss=loss)
+    vars(trainer)["task"] = Task(None, loss=loss)
     trainer.train_config = replace(trainer.train_config, accumulate=parts)
     first = parts_of(trainer.task, batch, len(labels) // 2)[0]
     with no_trace(trainer):
@@ -146,7 +146,7 @@ KINDS = {
 @pytest.mark.parametrize("constant", [0.0, 5.0, -1.0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sum_is_told_from_a_mean_whatever_is_added_to_it_and_whatever_else_is_in_a_batch(trainer, kind, constant):
-    trainer.task = Task(None, loss=lambda outputs, labels: KINDS[kind](outputs, labels) + constant)
+    vars(trainer)["task"] = Task(None, loss=lambda outputs, labels: KINDS[kind](outputs, labels) + constant)
     batch = {"image": torch.randn(2, 3, 8, 8), "label": torch.tensor([0, 9]), "scale": 0.5, "step": torch.tensor(3)}
     with no_trace(trainer):
         assert is_sum(trainer, trainer.loss_of(batch), trainer.loss_of, batch) == (kind == "sum")
@@ -178,7 +178,7 @@ def test_whether_a_loss_of_batches_of_one_size_is_a_sum_is_only_known_by_what_it
     trainer, caplog, reduction, expected
 ):
     caplog.set_level("INFO")
-    trainer.task = Task(None, loss=OfTwo(reduction))
+    vars(trainer)["task"] = Task(None, loss=OfTwo(reduction))
     batch = {"image": torch.randn(2, 3, 8, 8), "label": torch.tensor([0, 9])}
     with no_trace(trainer):
         assert is_sum(trainer, trainer.loss_of(batch), trainer.loss_of, batch) is expected
