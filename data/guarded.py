@@ -1,8 +1,8 @@
 """Guarded: the base class of what users derive from. They cannot replace by mistake what it keeps in its attributes.
 
 Invariant: what a subclass has set before `super().__init__()`, or in its class, is not overwritten without a word.
-Later a method stays a method, and a public attribute that a constructor of ours has set keeps its kind of value, a dict
-its keys. This holds for datasets, tasks and trainers. A Run has slots, and data.subset.Wrapper sets inside what is there.
+Later a method stays a method, and a public attribute that a constructor of ours has set keeps its kind of value, and
+a dict its keys. Datasets, tasks and trainers derive from it. A Run has slots.
 """
 
 from collections.abc import Callable, Set

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from data import optional, read_numbers
 from data.batch_transform import BatchTransform, Normalize
+from data.errors import DataError
 from data.subset import undivided
 from data.transform import form_of
 from loaders import build_loader, can_take_groups, takes_groups, tensors
@@ -45,7 +46,7 @@ class Preprocessing:
         """Normalises the `fields`, uint8 images (B, H, W, channels); None if there are none.
 
         The dataset's own mean and std come last. measure: returns those of the images of a field, for `auto`.
-        Raises ConfigError for a mean or std that cannot be used.
+        Raises ConfigError, or DataError if the dataset has it, for a mean or std that cannot be used.
         """
         if fields and self._is_saved and "auto" in self._stated.values():
             sentence = "data.mean, data.std: auto measures nothing anew, as the checkpoint has %s and %s"
@@ -67,7 +68,7 @@ class Preprocessing:
             if value is None or len(value) != channels:
                 value = optional(dataset, key)
                 if value is not None and len(value) != channels:
-                    raise ConfigError(
+                    raise DataError(
                         f"{type(dataset).__name__}.{key} has {len(value)} numbers, and the images have {channels} "
                         "channels: give a number per channel, or rename it if it is of something else"
                     )
@@ -167,7 +168,7 @@ def check_layouts(inputs: Batch, model: Section, means: Sequence[Any], has_image
         if is_uint8 or sizes_network:
             check_layout(name, batch.dtype, tuple(batch.shape[1:]), stated)
         if is_uint8 and batch.ndim == 3 and sizes_network and not has_images:
-            raise ConfigError(
+            raise DataError(
                 f"{form}: uint8 images have their channels last, (H, W, 1) or (H, W, 3); return them so, or return "
                 "another dtype"
             )
@@ -179,7 +180,7 @@ def check_layouts(inputs: Batch, model: Section, means: Sequence[Any], has_image
 
 
 def check_layout(name: str, dtype: torch.dtype, shape: tuple[int, ...], stated: set[Any]) -> None:
-    """Raises ConfigError unless the channels are where the dtype of an image says: uint8 (H, W, C), floats (C, H, W).
+    """Raises DataError unless the channels are where the dtype of an image says: uint8 (H, W, C), floats (C, H, W).
 
     Its shape has to suggest this more than the other layout: see `hints`.
     stated: how many channels the network or the dataset says that images have; with one of these numbers it may.
@@ -192,14 +193,14 @@ def check_layout(name: str, dtype: torch.dtype, shape: tuple[int, ...], stated: 
     if_last = hints(last, first, middle)
     if dtype == torch.uint8:
         if if_last <= if_first and last not in stated:
-            raise ConfigError(
+            raise DataError(
                 f"{form}: uint8 images have their channels last, (H, W, C): return image.permute(1, 2, 0), or return "
                 f"another dtype, or give the dataset a mean and std of {last} numbers, if that is right"
             )
     elif not dtype.is_floating_point:
-        raise ConfigError(f"{form}: images are uint8 (H, W, C), or floats (C, H, W): return one of them")
+        raise DataError(f"{form}: images are uint8 (H, W, C), or floats (C, H, W): return one of them")
     elif if_first <= if_last and first not in stated:
-        raise ConfigError(
+        raise DataError(
             f"{form}: float images have their channels first, (C, H, W): return image.permute(2, 0, 1), or set "
             f"+model.in_channels={first}, if that is right"
         )

@@ -25,7 +25,6 @@ from loaders import seed_globals
 from tests.configs import EXTENSIONS, IMAGES, checkpoint, metrics, steps, train
 from tests.training.extensions import Faulty, Images, Linear, Stream, Worst, lying
 from training.checks import check_dataset, check_processes, check_sampler
-from training.config import ConfigError
 from training.preprocessing import check_layout
 from training.tasks import Classification
 from training.trainer import Trainer
@@ -417,13 +416,13 @@ def test_an_image_is_taken_only_if_its_shape_or_its_dataset_tells_where_its_chan
     if states or channels < min(sides):
         check_layout("image", dtype, right, stated)
     if channels < min(sides):
-        with pytest.raises(ConfigError, match=re.escape(f"{wrong}: ") + ".* channels"):
+        with pytest.raises(DataError, match=re.escape(f"{wrong}: ") + ".* channels"):
             check_layout("image", dtype, wrong, stated)
     either = (channels, height, channels)  # its first and its last side may be the channels just as well
     if states:
         check_layout("image", dtype, either, stated)
     else:
-        with pytest.raises(ConfigError, match=re.escape(f"{either}: ") + ".* channels"):
+        with pytest.raises(DataError, match=re.escape(f"{either}: ") + ".* channels"):
             check_layout("image", dtype, either, stated)
 
 
@@ -431,7 +430,7 @@ def test_floats_are_taken_only_if_nothing_suggests_that_their_channels_are_last(
     for shape in ((1, 28, 28), (3, 4, 4), (4, 100, 80), (103, 9, 9), (13, 480, 640)):
         check_layout("image", torch.float32, shape, {None})
     for shape in ((9, 9, 103), (8, 8, 13), (8, 3, 3), (28, 28, 1), (64, 64, 64)):
-        with pytest.raises(ConfigError, match=re.escape(f"{shape}: ") + r".*\+model.in_channels="):
+        with pytest.raises(DataError, match=re.escape(f"{shape}: ") + r".*\+model.in_channels="):
             check_layout("image", torch.float32, shape, {None})
 
 
