@@ -119,13 +119,18 @@ def check_names(config_dir: str | None) -> None:
 
     Hydra would take the first.
     """
-    folders = [ROOT / "conf", *sorted(ROOT.glob("extras/*/conf")), *([Path(config_dir)] if config_dir else [])]
+    folders = config_folders(config_dir)
     for place, conf in enumerate(folders, 1):
         ours = sorted(conf.rglob("*.yaml")) if place < len(folders) else []  # the last may have a million other files
         for first, folder in product(ours, folders[place:]):
             second = folder / first.relative_to(conf)
             if second.is_file() and second.read_bytes() != first.read_bytes():
                 raise ConfigError(f"{second} is not used, as {first} has its name: choose another name")
+
+
+def config_folders(config_dir: str | None = None) -> list[Path]:
+    """Where Hydra looks for yaml files: in conf/ first."""
+    return [ROOT / "conf", *sorted(ROOT.glob("extras/*/conf")), *([Path(config_dir)] if config_dir else [])]
 
 
 def parsed(overrides: list[str]) -> dict[str, Override]:
@@ -159,8 +164,9 @@ def say_remedies(arguments: list[str], refusal: BaseException | None) -> None:
 def recipes(override: Override | None, config_dir: str | None) -> list[Path]:
     """The files that `experiment` names."""
     names = override.value() if override is not None and not override.is_sweep_override() else []
-    folders = [ROOT / "conf", *ROOT.glob("extras/*/conf"), *([Path(config_dir)] if config_dir else [])]
-    paths = [folder / "experiment" / f"{name}.yaml" for name in as_list(names) for folder in folders]
+    paths = [
+        folder / "experiment" / f"{name}.yaml" for name in as_list(names) for folder in config_folders(config_dir)
+    ]
     return [path for path in paths if path.is_file()]
 
 
@@ -190,8 +196,7 @@ def as_list(value: Any) -> list[Any]:
 
 def names_of_callbacks() -> set[str]:
     """The names of the callbacks in the repository."""
-    paths = (path for conf in ("conf", "extras/*/conf") for path in ROOT.glob(f"{conf}/callbacks/standard/*.yaml"))
-    return {path.stem for path in paths}
+    return {path.stem for folder in config_folders() for path in folder.glob("callbacks/standard/*.yaml")}
 
 
 def save_command(folder: Path) -> None:
