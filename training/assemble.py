@@ -4,6 +4,7 @@ What has to be closed again is put on an ExitStack, which closes it in the rever
 """
 
 from contextlib import ExitStack
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
     cleanup.callback(torch.set_num_threads, torch.get_num_threads())  # for the next job of a sweep
     if config.train.num_threads:
         torch.set_num_threads(config.train.num_threads)
-    results = Results(folder, processes.is_main)
+    new = Path(datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))
+    # Hydra makes a folder in the main process alone (SILENT in command_line.py).
+    results = Results(processes.from_main(lambda: folder or new), processes.is_main)
     cleanup.callback(results.close)
     origin = processes.from_main(lambda: choose_origin(results.folder, config.train))
     with signals.at_once():  # the first sample may never come

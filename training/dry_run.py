@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 
 from data import attribute_of
 from data.transform import form_of
-from loaders import ExpectedError
+from loaders import ExpectedError, tensors
 from training.checks import are_equal_batches
 from training.config import ConfigError
 from training.datasets import Datasets, delivered
@@ -229,17 +230,21 @@ def check_sum(trainer: Trainer) -> None:
         )
 
 
-def unregistered(modules: nn.Module, known: set[int]) -> list[str]:
-    """The attributes of modules that are containers with trainable weights that are not `known`, by their ids."""
+def unregistered(trainer: Trainer, known: set[int]) -> list[str]:
+    """The attributes that hold trainable weights that are not `known`, by their ids: of modules, and of a subclass."""
+    attributes = {
+        f"{path}.{name}": value
+        for path, module in trainer.all_modules.named_modules()
+        for name, value in vars(module).items()
+        if name != "_modules"
+    }
+    attributes |= {f"trainer.{name}": value for name, value in trainer.added_attributes().items()}
     found = []
-    for path, module in modules.named_modules():
-        for name, value in vars(module).items():
-            parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-            held = [part for part in parts if isinstance(part, nn.Module) and name != "_modules"]
-            weights = [weight for part in held for weight in part.parameters()]
-            weights += [part for part in parts if isinstance(part, nn.Parameter)]
-            if any(weight.requires_grad and id(weight) not in known for weight in weights):
-                found.append(f"{path}.{name}")
+    for name, value in attributes.items():
+        held = tensors(SimpleNamespace(value=value))  # an attribute: a dataset in it is not read, as a batch would be
+        weights = [tensor for tensor in held if isinstance(tensor, nn.Parameter)]
+        if any(weight.requires_grad and id(weight) not in known for weight in weights):
+            found.append(name)
     return found
 
 
@@ -257,11 +262,11 @@ def check_optimized(trainer: Trainer) -> None:
             f"an optimizer has {len(loose)} weights that are in no module: put them into an nn.Module that is an "
             f"attribute of {type(trainer).__name__}, such as nn.ParameterList([nn.Parameter(...)])"
         )
-    for name in unregistered(trainer.all_modules, known):
+    for name in unregistered(trainer, known):
         log.warning(
-            "%s holds layers or parameters in a list, tuple or dict, where torch does not see them: they are neither "
-            "trained nor saved; use nn.ModuleList, nn.ModuleDict or nn.ParameterList, or freeze them by "
-            "requires_grad_(False)",
+            "%s holds layers or parameters in a list, a dict or an object that is no nn.Module, where torch does not "
+            "see them: they are neither trained nor saved; use nn.ModuleList, nn.ModuleDict or nn.ParameterList, make "
+            "the object an nn.Module, or freeze them by requires_grad_(False)",
             name,
         )
     trainable = {name: weight for name, weight in weights.items() if weight.requires_grad}

@@ -5,6 +5,7 @@ import math
 import re
 from contextlib import nullcontext
 from copy import deepcopy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from tests.configs import (
     untimed,
 )
 from tests.training.extensions import Images, Linear, Spy, Worst, lying
+from training.results import SUMMARY_KEYS
 from training.stopping import Stopped
 from training.trainer import Trainer
 
@@ -608,18 +610,18 @@ def test_the_learning_rate_follows_its_schedule(tmp_path, schedule, middle, last
 
 
 def poly(optimizer, power, total):
-    return LambdaLR(optimizer, lambda step: (1 - step / total) ** power)
+    return LambdaLR(optimizer, lambda step: (1 - step / total if total else math.nan) ** power)
 
 
-@pytest.mark.parametrize(("total", "ends"), [(16, False), (15, False), (8, True)])
+@pytest.mark.parametrize(("total", "ends"), [(16, None), (15, None), (8, 10), (0, 1)])
 @pytest.mark.parametrize("power", [1.0, 0.9])
 def test_a_rate_that_is_no_number_from_0_ends_the_run_before_the_step_that_would_have_it(
     tmp_path, error, total, ends, power
 ):
     schedule = f"schedule._target_={__name__}.poly +schedule.power={power} +schedule.total={total} data.length=128"
-    with error("the schedule gives the learning rate .* for step 10 of 16") if ends else nullcontext():
+    with error(f"the schedule gives the learning rate .* for step {ends} of 16") if ends else nullcontext():
         train(tmp_path, schedule, "train.epochs=4")
-    assert all(isinstance(rate, float) for rate in logged(tmp_path, "lr")[:-1])
+    assert ends == 1 or all(isinstance(rate, float) for rate in logged(tmp_path, "lr")[:-1])
 
 
 class WithOwnMethods(Linear):
@@ -657,13 +659,43 @@ class Unseen(Linear):
     def add(self, place, **_):
         layer = nn.Linear(2, 2)
         frozen = nn.Linear(2, 2).requires_grad_(False)
-        self.hidden = {"list": [layer], "dict": {"a": layer}, "parameter": (layer.weight,), "frozen": [frozen]}[place]
+        places = {"list": [layer], "dict": {"a": layer}, "parameter": (layer.weight,), "frozen": [frozen]}
+        self.hidden = places.get(place, SimpleNamespace(scales={"a": layer.weight}))
         if place == "list":
             self.module = nn.Sequential(nn.ReLU())
             self.module.inner = self.__dict__.pop("hidden")
 
 
-@pytest.mark.parametrize("place", ["list", "dict", "parameter", "frozen"])
+class Scaled:
+    """A loss, and a score, with a weight that torch does not see."""
+
+    def __init__(self):
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def __call__(self, outputs, labels):
+        return nn.functional.cross_entropy(outputs * self.scale, labels, reduction="none")
+
+
+class HasScaled(Trainer):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.scaled = Scaled()
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        (f"task.loss={{_target_: {__name__}.Scaled}}", "task.own_loss"),
+        (f"task.scores={{scaled: {{_target_: {__name__}.Scaled}}}}", "task.extra_scores"),
+        (f"trainer._target_={__name__}.HasScaled", "trainer.scaled"),
+    ],
+)
+def test_weights_in_an_object_that_torch_does_not_see_are_warned_of(tmp_path, caplog, setting, named):
+    train(tmp_path, setting, "train.max_steps=1")
+    assert [text.split()[0] for text in caplog.messages if "torch does not see them" in text] == [named]
+
+
+@pytest.mark.parametrize("place", ["list", "dict", "parameter", "object", "frozen"])
 def test_layers_in_a_container_that_torch_does_not_see_are_warned_of(tmp_path, caplog, place):
     train(tmp_path, f"model._target_={__name__}.Unseen +model.place={place} train.max_steps=1")
     name = {"list": "model.module.inner", "frozen": None}.get(place, "model.hidden")
@@ -726,6 +758,23 @@ def test_a_value_that_is_added_to_a_written_line_is_named(tmp_path, caplog):
     assert "has set perplexity in a line that is written already: call run.log" in caplog.text
 
 
+class Scores:
+    def __init__(self, **names):
+        self.names = names
+
+    def on_evaluation(self, run, scores):
+        scores |= self.names
+
+
+@pytest.mark.parametrize("name", [*SUMMARY_KEYS, "test_accuracy", "mine"])
+def test_a_score_of_on_evaluation_has_a_name_that_the_summary_has_not(tmp_path, error, name):
+    adds = f"+callbacks.adds={{_target_: {__name__}.Scores, {name}: 0.5}} data.val_fraction=0.25 train.epochs=1"
+    with nullcontext() if name == "mine" else error(f"{name!r}, a score of on_evaluation"):
+        summary = train(tmp_path, adds, "callbacks/standard=[]")
+        evaluated = {f"{split}_{score}" for split in ("val", "test") for score in ("loss", "accuracy")}
+        assert summary.keys() - evaluated == {*SUMMARY_KEYS, "mine"}
+
+
 class Recalibrates:
     """Changes a weight in the method `at` of the last epoch."""
 
@@ -782,6 +831,10 @@ def only_threes(dataset):
     return WeightedRandomSampler([float(dataset[i]["label"] == 3) for i in range(len(dataset))], 64)
 
 
+def of_labels(labels):
+    return WeightedRandomSampler([1.0] * len(labels), len(labels))
+
+
 def threes(outputs, labels):
     return (labels == 3).float()
 
@@ -792,6 +845,11 @@ def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     train(tmp_path, sampler, f"train.last_batch=keep train.epochs=3 loader={loader}")
     assert checkpoint(tmp_path)["step"] == 3 * 64 / 32
     assert {*logged(tmp_path, "threes")} == {1.0}
+
+
+def test_a_sampler_of_labels_that_the_dataset_has_not_is_told_of_them(tmp_path, error):
+    with error("the dataset has no `labels`: add an array"):
+        train(tmp_path, IMAGES, f"sampler._target_={__name__}.of_labels")
 
 
 def test_a_batch_sampler_makes_the_batches(tmp_path):

@@ -33,6 +33,7 @@ OURS = (
     f"task.metrics={{worst: {{_target_: {EXTENSIONS}.Worst}}}} task.metric=worst"
 )
 NO_DROPOUT = f"{TWO_PARTS} +model.dropout=0.0"
+LEAVES = f"+callbacks.leaves._target_={EXTENSIONS}.Leaves"
 UNUSED = f"{NO_DROPOUT} +model.sums=false"
 # What torchrun does, but that its processes are forked: interpreters would take seconds to import torch.
 TORCHRUN = """
@@ -103,7 +104,7 @@ def assert_same(one, other):
 @pytest.fixture(scope="module")
 def undisturbed(python, tmp_path_factory):
     """A run of two processes that nothing interrupts."""
-    return Run(python, tmp_path_factory.mktemp("undisturbed")).finish()
+    return Run(python, tmp_path_factory.mktemp("undisturbed"), LEAVES).finish()
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +215,7 @@ def test_processes_save_the_places_of_all_streams_and_go_on_there_with_other_wor
 
 @pytest.mark.slow
 def test_processes_train_the_jobs_of_a_sweep_one_after_the_other_in_one_folder(python, tmp_path):
-    sweep = ["-m", "seed=0,1", "hydra.run.dir=", "data.length=32", "train.epochs=1"]
+    sweep = ["-m", "seed=0,1", LEAVES, "hydra.run.dir=", "data.length=32", "train.epochs=1"]
     Run(python, tmp_path, *sweep, id="none").finish()
     (folder,) = (tmp_path / "multirun").iterdir()
     assert [checkpoint(folder / job)["config"]["seed"] for job in "01"] == [0, 1]
