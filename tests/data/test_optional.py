@@ -26,6 +26,7 @@ from training.tasks import Classification, Task, classes_of
 COUNT = Foreign.count
 FITTING = {
     "classes": ["a", "b"],
+    "class_to_idx": {"a": 0, "b": np.int64(1), "another": 7},
     "mean": (0.5, 0.4),
     "std": torch.ones(2),
     "labels": [0, 1] * 3,
@@ -91,6 +92,7 @@ class Common(Images):
         self.path = "images/"
         self.prepare = True
         self.mixture = 0.3
+        self.class_to_idx = {name: number + 1 for number, name in enumerate(self.classes)}
         self.stratify = "yes"
         self.val_groups = 5
         self.fits_task = self.sample_ids = self.split_parts = self.set_epoch = 1
@@ -169,6 +171,20 @@ def test_what_is_meant_for_something_else_is_not_used_and_named(name, value):
     dataset = Foreign(**{name: value})
     assert optional(dataset, name) is None and [*not_used(dataset)] == [name]
     assert [len(side) for side in split(dataset, 0.5)] == [len(side) for side in split(Foreign(), 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("classes", "numbers", "agrees"),
+    [
+        (["0", "1", "10", "2"], {"0": 0, "1": 1, "10": 10, "2": 2}, False),  # sorted as texts
+        ([0, 1, 10], {0: 0, 1: 1, 10: torch.tensor(2)}, True),
+        (["crane", "ant", "crane"], {"crane": 2, "ant": 1}, True),
+        (["tench", "goldfish"], {"n01440764": 1, "n01443537": 0}, True),  # of other names
+        (None, {"0": 1}, True),
+    ],
+)
+def test_numbers_of_classes_that_contradict_their_order_are_named(classes, numbers, agrees):
+    assert (not not_used(Foreign(classes=classes, class_to_idx=numbers))) == agrees
 
 
 def test_names_as_many_as_samples_may_have_two_that_are_equal():

@@ -1,5 +1,7 @@
 """What a class of a config is called with: an argument that it does not take, or misses, is a sentence."""
 
+import logging
+import logging.config
 from contextlib import nullcontext
 from inspect import isfunction
 from types import SimpleNamespace
@@ -52,6 +54,41 @@ def test_a_module_that_draws_at_its_import_has_the_same_numbers_in_each_process_
         seed_globals(number)
         assert after == np.random.rand()
     assert drawn[0] == drawn[1]
+
+
+def configured_by(statement):
+    exec(statement, {"logging": logging})
+
+
+@pytest.mark.parametrize("in_a_constructor", [True, False])
+@pytest.mark.parametrize(
+    ("statement", "is_said"),
+    [
+        ("logging.getLogger().setLevel(logging.ERROR)", True),
+        ("logging.disable(logging.WARNING)", True),
+        ("logging.basicConfig(level=logging.ERROR, force=True)", True),
+        ("logging.config.dictConfig({'version': 1})", True),  # which disables all loggers
+        ("logging.getLogger('matplotlib').setLevel(logging.ERROR)", False),
+        ("logging.basicConfig(level=logging.ERROR)", False),  # there are handlers, so it does nothing
+    ],
+)
+def test_a_run_goes_on_saying_what_it_does_whatever_a_users_code_does_to_logging(
+    tmp_path, monkeypatch, caplog, statement, is_said, in_a_constructor
+):
+    caplog.set_level("INFO")
+    target = f"{__name__}.configured_by"
+    if not in_a_constructor:
+        target = f"loud_{abs(hash(statement))}.dict"
+        monkeypatch.syspath_prepend(tmp_path)
+        text = f"import logging.config\n{statement}\ndict = dict"
+        (tmp_path / target).with_suffix(".py").write_text(text)
+    root = logging.getLogger()
+    level = root.level
+    build("data", {"_target_": target, "statement": statement})
+    said = [text for text in caplog.messages if "settings of `logging`" in text]
+    assert len(said) == is_said and all(text.startswith(target) for text in said)
+    assert caplog.handler in root.handlers and root.level == level
+    assert logging.getLogger("training.run").isEnabledFor(logging.INFO)
 
 
 @pytest.mark.parametrize(

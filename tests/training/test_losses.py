@@ -152,6 +152,24 @@ def test_a_sum_is_told_from_a_mean_whatever_is_added_to_it_and_whatever_else_is_
         assert is_sum(trainer, trainer.loss_of(batch), trainer.loss_of, batch) == (kind == "sum")
 
 
+@pytest.mark.parametrize("draw", [torch.randn_like, lambda outputs: torch.randn(CLASSES)])
+def test_a_random_loss_is_only_known_to_be_a_sum_by_what_it_says(trainer, draw):
+    batch = {"image": torch.randn(2, 3, 8, 8), "label": torch.tensor([0, 9])}
+
+    def loss(outputs, labels, reduction):
+        return functional.cross_entropy(outputs + draw(outputs), labels, reduction=reduction)
+
+    for seed in range(60):
+        for reduction in ("mean", "sum"):
+            for says in (True, False):
+                own = partial(loss, reduction=reduction)
+                trainer.task = Task(None, loss=own if says else lambda *given, own=own: own(*given))
+                with no_trace(trainer):
+                    torch.manual_seed(seed)
+                    found = is_sum(trainer, trainer.loss_of(batch), trainer.loss_of, batch)
+                assert found is ((reduction == "sum") if says else None)
+
+
 @pytest.mark.parametrize("mode", [True, False])
 def test_the_dry_run_restores_weights_that_a_network_changes_in_whichever_mode_it_is(trainer, mode):
     trainer.model.train(mode)
