@@ -397,7 +397,7 @@ class Leaves:
     """Looks for the checkpoint in each process, and disconnects it at the end."""
 
     def on_epoch_end(self, run):
-        assert (run.folder / "checkpoints" / "last.pt").exists()
+        assert (run.folder / "checkpoints" / "best.pt").exists()
 
     def on_end(self, run, summary):
         run.processes.gather()  # none is waiting for another
