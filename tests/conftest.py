@@ -42,6 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with SIGINT ignored
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # one that nohup starts, with SIGHUP
 
 
 def pytest_collection_finish() -> None:

@@ -52,7 +52,7 @@ def resident(**settings):
         (ImageFolder, {"decoder": "jpeg"}, "data.decoder=jpeg"),
         (ImageTable, {}, "data.table is not set"),
         (ImageTable, {"table": 3}, "3 cannot be used as a path"),
-        (ImageTable, {"table": "."}, ". cannot be read"),
+        (ImageTable, {"table": "."}, f"{Path.cwd()} cannot be read"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_with_its_key(make, arguments, sentence):
