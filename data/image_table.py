@@ -4,6 +4,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class ImageTable(ImageFiles):
         is_train = parts == "train"
         training = rows.columns(labels)[is_train]
         if group is not None:
-            rows.check_groups(is_train, group)
+            rows.check_groups(is_train, group, test_table)
 
         is_test = parts == ("test" if test_table or "test" in parts else "val")
         if train:
@@ -159,12 +160,16 @@ class Rows:
             raise DataError(f"{self.path} has no row with {split}=train: there is nothing to train on")
         return parts
 
-    def check_groups(self, is_train: np.ndarray, group: str) -> None:
+    def check_groups(self, is_train: np.ndarray, group: str, test_table: str | Path | None) -> None:
         groups = self.cells[group]
-        shared = {*groups[is_train]} & {*groups[~is_train]}
-        if shared:
+        others = {*groups[~is_train]}
+        if test_table:
+            with suppress(DataError):  # it needs no such column
+                others |= {*Rows(test_table, [group]).cells[group]}
+        if shared := {*groups[is_train]} & others:
             raise DataError(
-                f"{self.path}: only some rows with {group}={min(shared)} are training rows; put all into one part"
+                f"{self.path}: only some rows with {group}={min(shared)} are training rows; put all into one part, "
+                "those of data.test_table too"
             )
 
     def values(self, names: Sequence[Any]) -> np.ndarray:

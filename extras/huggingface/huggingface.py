@@ -148,6 +148,8 @@ def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
     """The splits of a dataset by their names. Raises DataError if it cannot be loaded."""
     with explained("data=huggingface needs the package datasets", "pip install 'datasets>=4'", ImportError):
         datasets = importlib.import_module("datasets")
+        if not hasattr(datasets, "load_from_disk"):
+            raise DataError(f"data=huggingface needs the package datasets, which {datasets.__file__} hides: rename it")
         if int(datasets.__version__.split(".")[0]) < 4:
             raise ImportError(f"version {datasets.__version__} can run a dataset's own code")
     folder = home_path(path)

@@ -118,6 +118,18 @@ def test_a_test_table_has_its_own_rows_and_folder_and_the_classes_of_the_trainin
         make(rows("a", "b"), False, test_table=tmp_path / "other" / "test.csv")
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_a_group_of_the_training_table_is_not_in_the_test_table(make, tmp_path, train):
+    table = "image,label,g\n0.jpg,a,1\n1.jpg,b,2"
+    keys = {"group": "g", "test_table": tmp_path / "test.csv"}
+    for columns in ("image,label,g\n2.jpg,a,3\n3.jpg,b,4", "image,label\n2.jpg,a"):
+        (tmp_path / "test.csv").write_text(columns)
+        make(table, train, **keys)
+    (tmp_path / "test.csv").write_text("image,label,g\n2.jpg,a,3\n3.jpg,b,2")
+    with refused("g=2"):
+        make(table, train, **keys)
+
+
 @pytest.mark.parametrize(
     ("content", "keys", "sentence"),
     [

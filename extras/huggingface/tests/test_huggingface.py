@@ -1,7 +1,9 @@
 import re
+import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -112,3 +114,11 @@ def test_what_cannot_work_is_refused(save_rows):
     ):
         with refused(re.escape(words)):
             HuggingFace(**{"train": True, "path": path} | arguments)
+
+
+def test_a_package_of_the_fork_that_hides_datasets_is_named(tmp_path, monkeypatch):
+    hiding = ModuleType("datasets")
+    hiding.__file__ = "/fork/datasets/__init__.py"
+    monkeypatch.setitem(sys.modules, "datasets", hiding)
+    with refused("/fork/datasets/__init__.py"):
+        HuggingFace(True, path=tmp_path)
