@@ -36,7 +36,9 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
     signals = cleanup.enter_context(StopSignals())
     processes = Processes(config.device, config.train)
     cleanup.push(processes.disconnect)
-    cleanup.callback(torch.set_num_threads, torch.get_num_threads())  # for the next job of a sweep
+    # For the next job of a sweep: a network of yours may change the second one.
+    cleanup.callback(torch.set_num_threads, torch.get_num_threads())
+    cleanup.callback(torch.set_default_dtype, torch.get_default_dtype())
     if config.train.num_threads:
         torch.set_num_threads(config.train.num_threads)
     new = Path(datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))

@@ -291,7 +291,11 @@ def check_optimized(trainer: Trainer) -> None:
 
 
 def names_of(trainer: Trainer) -> str:
-    return f"{type(trainer.model).__name__} and {type(trainer.task).__name__}"
+    loss = trainer.task.own_loss
+    names = [type(part).__name__ for part in (trainer.model, trainer.task)]
+    return " and ".join(
+        names if loss is None else [*names, f"its loss {getattr(loss, '__name__', type(loss).__name__)}"]
+    )
 
 
 def direction_of(trainer: Trainer) -> bool:

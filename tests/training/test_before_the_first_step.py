@@ -350,7 +350,7 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a loss without gradient": (f"task.loss={{_target_: {__name__}.mistakes}}", "gradient"),
     "a loss of shares that gets the numbers of as many samples as classes": (
         f"task.loss={{_target_: {__name__}.entropy_of_shares, _partial_: true}}",
-        r"cannot use the first training samples & size of tensor",
+        r"Classification and its loss .* cannot use the first training samples & size of tensor",
     ),
     "a loss that takes no shares of mixup": (f"augment.mixup=0.2 {MARGIN}", "loss|augment|mixup|target"),
     "weights of three classes": (f"{WEIGHTED}, weight: [1, 2, 3]}}", "weight"),
