@@ -654,14 +654,14 @@ def test_methods_of_a_network_that_are_something_else_than_torchs_are_refused_or
 
 
 class InDoubles(Linear):
-    def __init__(self, num_classes, in_channels):
+    def __init__(self, num_classes, in_channels, **_):
         torch.set_default_dtype(torch.float64)
         super().__init__(num_classes, in_channels)
 
 
 def test_the_default_dtype_that_a_network_sets_is_not_that_of_the_next_run(tmp_path, error):
     with error("image: float32"):
-        train(tmp_path, f"model._target_={__name__}.InDoubles ~model.size")
+        train(tmp_path, f"model._target_={__name__}.InDoubles")
     assert torch.get_default_dtype() == torch.float32
 
 
