@@ -104,7 +104,8 @@ def test_a_run_whose_terminal_closes_saves_a_checkpoint_and_says_so_in_its_log(p
         pytest.skip(f"no terminal can be made here, as in a chroot without /dev/pts: {error}")
     for end in both_ends:
         os.close(end)
-    done = program(python, tmp_path, CLOSES, "loader=workers", "train.epochs=100000", "train.checkpoint_every=null")
+    endless = ("train.epochs=100000", "train.checkpoint_every=null", "callbacks/standard=[best,progress_bar]")
+    done = program(python, tmp_path, CLOSES, "loader=workers", *endless)
     log = (tmp_path / "out" / "train.log").read_text()
     assert done.returncode == 75, done.stderr + log
     assert f"stopped by SIGHUP; saved the checkpoint of step {checkpoint(tmp_path / 'out')['step']}" in log
