@@ -214,7 +214,8 @@ def is_sum(trainer: Trainer, loss: Any, step: Callable[[Batch], Any], batch: Bat
         reduction = loss_setting(task.own_loss, "reduction")
         return None if reduction is None else reduction == "sum"
     growth = fourfold - double
-    return abs(growth) > 0.01 * abs(fourfold) and math.isclose(growth, 2 * (double - single), rel_tol=0.02)
+    # With bf16 a device may choose another kernel for another batch size, whose outputs differ in the third digit.
+    return abs(growth) > 0.01 * abs(fourfold) and math.isclose(growth, 2 * (double - single), rel_tol=0.15)
 
 
 def divides_batches(trainer: Trainer) -> bool:
