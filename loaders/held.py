@@ -9,7 +9,7 @@ The words are those of README.md, "Order, randomness, state", and CONTRACT.md:
 | iterators that these hold                        | Held             | named once: no state has where they are       |
 | another object in one of their places            | Held.has_changed | Seeder searches again                         |
 | a value, an item of an array or a tensor, or an  | contents_of      | SeededLoader restarts persistent workers when |
-| object in the dataset that has changed           |                  | the next epoch begins                         |
+| object in dataset or collate_fn that has changed |                  | the next epoch begins                         |
 | a sampler's generator, or a change in it: in its | samplers.py, by  | the loader has no state; the change is named  |
 | own attributes alone                             | content_of       | once                                          |
 | tensors in a batch                               | nested.py alone  | moved, copied and counted                     |

@@ -60,16 +60,17 @@ class SeededLoader(WorkerLoader[T_co]):
         return iterator
 
     def _restart_if_changed(self) -> None:
-        """Starts persistent workers again if the dataset has changed since they got it."""
+        """Starts persistent workers again if the dataset or collate_fn has changed since they got it."""
         length = length_or_maxsize(self.dataset)
-        contents = contents_of(self.dataset) if self._persists and self.num_workers > 0 else self._spec()
+        called = self.dataset, self.collate_fn
+        contents = contents_of(called) if self._persists and self.num_workers > 0 else self._spec()
         name = type(self.dataset).__name__
         if self._engine is not None and (self._length != length or self._contents != contents):
             if self._length != length:
                 sentence = "%s had %d samples and has %d now: this epoch uses the new length, and the workers restart"
                 log.warning(sentence, name, self._length, length)
             else:
-                log.info("attributes of %s have changed: the workers restart, to get them", name)
+                log.info("attributes of %s, or of collate_fn, have changed: the workers restart, to get them", name)
             stats = self._engine.stats
             self._engine.close()
             self._engine = self._build_engine()

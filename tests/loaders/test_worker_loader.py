@@ -125,6 +125,24 @@ def test_workers_get_what_has_changed_between_two_epochs_and_restart_only_for_it
     assert before[0].tolist() == unchanged[0].tolist()
 
 
+class Scaled:
+    scale = 1
+
+    def __call__(self, samples):
+        return torch.tensor(samples) * self.scale
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_workers_get_what_has_changed_in_collate_fn_between_two_epochs(method):
+    collate = Scaled()
+    settings = {"num_workers": 1, "persistent_workers": True, "worker_method": method, "collate_fn": collate}
+    with WorkerLoader(range(1, 5), 4, seed=0, **settings) as loader:
+        (before,) = loader
+        collate.scale = 3
+        (changed,) = loader
+    assert before.tolist() == [1, 2, 3, 4] and changed.tolist() == [3, 6, 9, 12]
+
+
 # Without a seed: torch's order, and numbers that repeat under manual_seed
 
 
