@@ -448,7 +448,7 @@ class Returns:
 
 class ForgetsToStep(Trainer):
     def train_step(self, batch):
-        return self.loss_of(batch)
+        self.backward(self.loss_of(batch))
 
 
 CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100"
@@ -477,7 +477,7 @@ CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100
         (f"trainer._target_={__name__}.LeavesOut", "no optimizer has model.2.weight (1 weights)"),
         (f"+callbacks.mine._target_={__name__}.Returns", "on_step of callbacks.mine returned -1, which nothing reads"),
         (f"+callbacks.mine._target_={__name__}.Returns", "on_end of callbacks.mine returned [7"),
-        (f"trainer._target_={__name__}.ForgetsToStep", "ForgetsToStep.train_step returned tensor(2"),
+        (f"trainer._target_={__name__}.ForgetsToStep", "no optimizer has stepped in an epoch"),
         (f"{IMAGES} data._target_={__name__}.NoneValidates", "no sample of the training set validates"),
         (f"{IMAGES} data._target_={__name__}.OwnPath data.val_fraction=0.25", "OwnPath.path is not used"),
         (f"{IMAGES} data._target_={__name__}.OwnPath data.val_fraction=0.25", "OwnPath are known by their positions"),

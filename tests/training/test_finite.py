@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data.synthetic import Synthetic
-from tests.configs import checkpoint, metrics, steps, stop, train
+from tests.configs import checkpoint, logged, metrics, steps, stop, train
 from tests.training.extensions import Linear
 from training.stopping import Stopped
 from training.trainer import Trainer
@@ -68,12 +68,26 @@ def test_a_step_with_nan_ends_the_run_and_the_newest_checkpoints_are_finite(tmp_
     assert checkpoint(tmp_path)["step"] == max(kept)
 
 
-@pytest.mark.parametrize(("more", "last"), [("train.clip_norm=1", 7), ("train.checkpoint_every=6", 6)])
+@pytest.mark.parametrize(("more", "last"), [("train.clip_norm=1", 6), ("train.checkpoint_every=6", 6)])
 def test_gradients_that_are_not_finite_end_the_run_at_the_next_line_or_save(tmp_path, error, more, last):
     with error(rf"step {last}\b"):
         train(tmp_path, f"trainer._target_={__name__}.Exploding train.log_interval=1", more)
     assert steps(tmp_path)[-1]["step"] == last
     assert all(saved(tmp_path).values())
+
+
+class Huge(Trainer):
+    """Its gradients are finite, but their norm is not: clipping scales them to 0."""
+
+    def backward(self, loss):
+        super().backward(loss * 1e30)
+
+
+def test_a_norm_of_gradients_is_logged_and_an_infinite_one_ends_the_run(tmp_path, error):
+    train(tmp_path / "finite", "train.clip_norm=1 train.log_interval=1 train.max_steps=2")
+    assert all(0 < norm < 100 for norm in logged(tmp_path / "finite", "gradient_norm"))
+    with error("^gradient_norm is not finite .* by step 1:"):
+        train(tmp_path / "infinite", f"trainer._target_={__name__}.Huge train.clip_norm=1")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.configs import EXTENSIONS, checkpoint, logged, metrics, train
+from tests.configs import EXTENSIONS, checkpoint, composed, logged, metrics, train
 from tests.training.extensions import Worst
+from training.config import checked
+from training.metrics import EpochMetrics
+from training.processes import Processes
+from training.tasks import Multilabel
 
 
 def falling(outputs, labels):
@@ -78,6 +82,21 @@ class ManyLabels:
 
     def __getitem__(self, index):
         return torch.full((8, 8, 3), index, dtype=torch.uint8), self.labels[index]
+
+
+@pytest.mark.slow
+def test_torchmetrics_computes_the_same_of_batches_of_one_sample_whose_logits_lie_in_0_to_1():
+    pytest.importorskip("torchmetrics")
+    section = {"map": {"_target_": "torchmetrics.classification.MultilabelAveragePrecision", "num_labels": 2}}
+    logits = torch.tensor([[0.9, 0.2], [-3, 0.1], [0.3, 4], [0.1, -1]])
+    labels = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0]])
+    values = []
+    for size in (1, 4):
+        kept = EpochMetrics(section, Processes("cpu", checked(composed()).train), Multilabel(ManyLabels(train=True)))
+        for part in range(0, 4, size):
+            kept.update(logits[part : part + size], labels[part : part + size])
+        values.append(kept.compute()["map"])
+    assert values[0] == values[1]
 
 
 @pytest.mark.slow  # importing it takes most of it; `Listed` and `Several` have the same methods

@@ -31,6 +31,13 @@ def test_classification_counts_the_labels_that_have_the_largest_logit():
     assert values(task.scores(LOGITS, mixed)) == {"accuracy": [0, 1, 0]}
 
 
+def test_torchmetrics_cannot_take_the_logits_of_a_small_batch_for_probabilities():
+    logits = torch.tensor([[0.1, 0.9, 0.4]])
+    assert torch.equal(Multilabel(THREE).for_torchmetrics(logits), logits.sigmoid())
+    of_classes = Classification(THREE).for_torchmetrics(logits)
+    assert (of_classes < 0).all() and of_classes.softmax(1).allclose(logits.softmax(1))
+
+
 def test_labels_are_smoothed_and_classes_weighted_whatever_the_parts_of_a_batch():
     smooth = Classification(THREE, label_smoothing=0.5)
     wanted = functional.cross_entropy(LOGITS, LABELS, label_smoothing=0.5)
