@@ -1,8 +1,10 @@
 """Guarded: the base class of what users derive from. They cannot replace by mistake what it keeps in its attributes.
 
-Invariant: what a subclass has set before `super().__init__()`, or in its class, is not overwritten without a word.
-Later a method stays a method, and a public attribute that a constructor of ours has set keeps its kind of value, and
-a dict its keys. Datasets, tasks and trainers derive from it. A Run has slots.
+Invariant: a name that a base class uses is used for the same thing in a subclass.
+- A method stays something that can be called, and a property stays.
+- A public attribute that a constructor of ours has set keeps its kind of value, and a dict its keys.
+- What a subclass has set, in its class or before `super().__init__()`, no constructor of ours overwrites (`guarded`).
+Datasets, tasks and trainers derive from it. A Run has slots.
 """
 
 from collections.abc import Callable, Set
@@ -36,8 +38,8 @@ def guarded(init: Callable[P, None]) -> Callable[P, None]:
         init(self, *arguments, **options)
         given = signature(init).bind(self, *arguments, **options).arguments | options
         for name, value in vars(self).items():
-            of_class = value if hasattr(base, name) else getattr(kind, name, value)
-            earlier = before.get(name, of_class)
+            of_subclass = value if hasattr(base, name) else getattr(kind, name, value)
+            earlier = before.get(name, of_subclass)
             is_lost = earlier is not value and earlier is not given.get(name, value)
             if is_lost and not np.array_equal(earlier, value):
                 raise in_use(self, name, earlier)
@@ -52,22 +54,25 @@ class Guarded:
     _refused: Set[str] = frozenset()  # what may not be added, as it would have no effect
 
     def __setattr__(self, name: str, value: Any) -> None:
-        kinds = (kind for kind in type(self).__mro__ if name in vars(kind) and issubclass(kind, Guarded))
-        of_class = vars(next(kinds, Guarded)).get(name)
-        is_method = callable(of_class) and not callable(value)
-        is_property = isinstance(of_class, property) and of_class.fset is None
-        is_kept = name in self._kept and name[0] != "_" and name not in self._free
-        is_changed = is_kept and not are_alike(vars(self).get(name), value)
-        is_refused = name in self._refused and name not in vars(self)
-        if is_method or is_property or is_changed or is_refused:
-            raise in_use(self, name, value)
-        super().__setattr__(name, value)
-        is_elsewhere = name not in vars(self)  # as a module or a weight, which Python does not find behind a class's
-        if is_elsewhere and of_class is not None and not isinstance(of_class, property):
+        of_class: Any = getattr(type(self), name, None)
+        is_property = isinstance(of_class, property)
+        if is_property:
+            fits = of_class.fset is not None
+        elif callable(of_class):
+            fits = callable(value)
+        elif name in self._kept and name not in self._free and name[0] != "_":
+            fits = may_replace(vars(self).get(name), value)
+        else:
+            fits = name in vars(self) or name not in self._refused
+        if fits:
+            super().__setattr__(name, value)
+            # nn.Module keeps modules and weights elsewhere, where Python does not look for a name that the class has.
+            fits = is_property or getattr(self, name) is value
+        if not fits:
             raise in_use(self, name, value)
 
 
-def are_alike(current: Any, value: Any) -> bool:
+def may_replace(current: Any, value: Any) -> bool:
     if isinstance(current, dict):
         return isinstance(value, dict) and current.keys() <= value.keys()
     kind = next((kind for kind in KINDS if isinstance(current, kind)), type(current))

@@ -123,7 +123,7 @@ def test_what_may_be_set_is_kept(tmp_path):
     assert type("Mine", (ImageFiles,), {"classes": ("cat", "dog")})(train=True, **settings).image_size == 8
 
 
-@pytest.mark.parametrize("name", ["metric", "stacked", "loss", "scores", "num_outputs"])
+@pytest.mark.parametrize("name", ["metric", "stacked", "loss", "scores", "num_outputs", "half"])
 def test_a_module_by_the_name_of_what_a_task_has_is_refused_as_python_would_not_find_it(name):
     with pytest.raises(DataError, match=f"Mine has set self.{name} to a ReLU"):
         derived(Task, {}, {name: torch.nn.ReLU()})(dataset=None)
