@@ -62,8 +62,7 @@ def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> 
         dataset.read_batch(indices, dict(out), Random(0, 0, indices, indices))
         for name, written in out.items():
             read = batch[name]
-            is_alike = read.dtype == written.dtype and read.shape == written.shape
-            if not is_alike or not torch.allclose(read.double(), written.double(), 1e-4, 1e-4, equal_nan=True):
+            if read.dtype != written.dtype or not are_close(read, written, 1e-4, 1e-4):
                 raise DataError(f"read_batch or sample_spec has another {name!r} than __getitem__ returns")
     return batch
 
@@ -322,8 +321,10 @@ def sample_means(batch: Any) -> list[float]:
     return torch.cat(means).nan_to_num().tolist() if means else []
 
 
-def are_close(ours: list[float], theirs: list[float]) -> bool:
-    return len(ours) == len(theirs) and bool(np.allclose(ours, theirs, 1e-3, 1e-3))  # machines may round differently
+def are_close(ours: Any, theirs: Any, relative: float = 1e-3, absolute: float = 1e-3) -> bool:
+    """Whether two tensors, or lists of numbers, are equal but for how machines round. NaN equals NaN."""
+    one, other = (torch.as_tensor(value, device="cpu").double() for value in (ours, theirs))  # mps has no float64
+    return one.shape == other.shape and torch.allclose(one, other, relative, absolute, equal_nan=True)
 
 
 def is_stream(dataset: Any) -> bool:

@@ -19,7 +19,7 @@ from torch import nn
 from data import attribute_of
 from data.transform import form_of
 from loaders import ExpectedError, tensors
-from training.checks import are_equal_batches
+from training.checks import are_close, are_equal_batches
 from training.config import ConfigError
 from training.datasets import Datasets, delivered
 from training.metrics import Means, joined
@@ -168,7 +168,8 @@ def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
         log.warning("%s; the first samples may be too few to compute it", error)
         if trainer.metrics.metric_of(trainer.task.metric):  # compute() may work on more samples
             names.append(trainer.task.metric)
-    if not all(are_equal(scores[name], again[name]) for name in scores.keys() & again.keys()):
+    # A device may round otherwise from call to call.
+    if not all(are_close(scores[name], again[name], relative=1e-2) for name in scores.keys() & again.keys()):
         log.warning(
             "%s gives other scores when the same test samples are evaluated again: in evaluation mode it draws random "
             "numbers, as F.dropout(x) does without training=self.training, or it changes itself",
@@ -184,12 +185,6 @@ def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
     )
     try_smallest(trainer, trainer.evaluation_step, batch, smallest, sentence)
     return names
-
-
-def are_equal(ours: Any, theirs: Any) -> bool:
-    """Whether two scores are equal, but for how a device may round from call to call."""
-    one, other = (torch.as_tensor(score).double().cpu() for score in (ours, theirs))
-    return torch.allclose(one, other, rtol=1e-2, atol=1e-3, equal_nan=True)
 
 
 def is_sum(trainer: Trainer, loss: Any, step: Callable[[Batch], Any], batch: Batch) -> bool | None:
