@@ -62,8 +62,13 @@ class Guarded:
             fits = callable(value)
         elif name in self._kept and name not in self._free and name[0] != "_":
             fits = may_replace(vars(self).get(name), value)
+        elif name in self._refused and name not in vars(self):
+            raise DataError(
+                f"{type(self).__name__}.{name} is set, which nothing reads, while train.{name} is a setting: choose "
+                "another name"
+            )
         else:
-            fits = name in vars(self) or name not in self._refused
+            fits = True
         if fits:
             super().__setattr__(name, value)
             # nn.Module keeps modules and weights elsewhere, where Python does not look for a name that the class has.

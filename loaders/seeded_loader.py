@@ -62,7 +62,8 @@ class SeededLoader(WorkerLoader[T_co]):
     def _restart_if_changed(self) -> None:
         """Starts persistent workers again if the dataset or collate_fn has changed since they got it."""
         length = length_or_maxsize(self.dataset)
-        called = self.dataset, self.collate_fn
+        collate_fn = self.collate_fn  # not a method: its object may train, or lead to the whole program
+        called = self.dataset, None if hasattr(collate_fn, "__self__") else collate_fn
         contents = contents_of(called) if self._persists and self.num_workers > 0 else self._spec()
         name = type(self.dataset).__name__
         if self._engine is not None and (self._length != length or self._contents != contents):

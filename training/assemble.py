@@ -73,7 +73,8 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
     order = build_order(config, data.train, processes)
     train_loader = cleanup.enter_context(make_train_loader(config.loader, **order))
     train_loader.state_dict()  # raises an error now if a sampler has a state that cannot be saved
-    fingerprint = data.fingerprint() | {"order": check_sampler(order, data.train, config.seed, processes)}
+    checksum = check_sampler(order, data.train, config.seed, processes)
+    fingerprint = data.fingerprint() | {"order": processes.gather(checksum)[0]}  # each has a batch sampler of its own
     eval_split = "test" if data.val is None else "val"
     eval_loader = cleanup.enter_context(make_eval_loader(getattr(data, eval_split)))
 

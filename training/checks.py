@@ -264,11 +264,11 @@ def check_sampler(order: dict[str, Any], dataset: Any, seed: int, processes: Pro
             "repeated and left out: draw from the global generators, which are seeded alike, and do not rely on the "
             "order of a set; or give the batches of each process by a batch_sampler"
         )
-    return crc32(str(first).encode()) if first == again else None
+    return None if first is None or first != again else crc32(str(first).encode())
 
 
 def first_indices(samplers: dict[str, Any], dataset: Any, seed: int) -> list[Any] | None:
-    """The first indices, or batches of them, in epoch 0. None if the samplers cannot be copied, or fail.
+    """The first indices, or batches of them, in epoch 0. None if the samplers cannot be copied, or give no integers.
 
     Copies are read, as reading may change a sampler. They share the dataset, and what is in its attributes.
     """
@@ -279,7 +279,14 @@ def first_indices(samplers: dict[str, Any], dataset: Any, seed: int) -> list[Any
             del settings["batch_size"]
         indices = range(sys.maxsize)
         with WorkerLoader(indices, seed=seed, collate_fn=lambda read: read, **settings) as loader:
-            return [*islice(loader, FIRST_INDICES)]
+            read: list[Any] = []
+            count = 0
+            for item in loader:
+                read.append(item)
+                count += len(item) if "batch_sampler" in settings else 1
+                if count >= FIRST_INDICES:
+                    break
+            return read
     return None
 
 

@@ -211,7 +211,8 @@ def save_command(folder: Path) -> None:
 
 def folder_of_run(resumed: Path) -> Path:
     """The folder of the run that train.resume names, by it or by a file in it. Raises ConfigError for another path."""
-    for path in (resumed, *resumed.parents):
+    parents = resumed.parents[: 2 if resumed.is_file() else 1]  # of RUN/checkpoints/FILE and RUN/checkpoints
+    for path in (resumed, *parents) if resumed.exists() else ():
         if any((path / name).exists() for name in (COMMAND, ".hydra", "checkpoints")):
             return path
     if not resumed.exists():

@@ -118,9 +118,9 @@ def choose_origin(folder: Path, config: TrainConfig) -> Origin:
         return Origin()
 
 
-def named_path(choice: object, absolute: Callable[[str], Path] = home_path) -> Path | None:
+def named_path(choice: object, path_of: Callable[[str], Path] = home_path) -> Path | None:
     """The file or the folder that train.resume names; None if it is null or auto."""
-    return None if choice in (None, "auto") else absolute(str(choice))
+    return None if choice in (None, "auto") else path_of(str(choice))
 
 
 def absolute(path: str) -> Path:
@@ -138,6 +138,7 @@ def changes_since(
     refuses what does not fit; raises ConfigError if the labels differ then.
     """
     is_within_epoch = state["loader"]["samples"] > 0
+    orders = state["data"]["order"], data["order"]
     theirs = flat(state["config"])
     ours = flat(settings)
     for key in () if is_within_epoch else OF_LOADER:
@@ -159,7 +160,7 @@ def changes_since(
         changed["labels"] = "the labels of the training set, or their order, have changed"
     elif not are_close(state["data"]["first"], data["first"]):
         changed["first"] = "the first samples of the training set have changed"
-    elif None not in (state["data"]["order"], data["order"]) and state["data"]["order"] != data["order"]:
+    elif is_within_epoch and None not in orders and orders[0] != orders[1]:
         changed["order"] = "the sampler gives other indices, so some samples of an epoch train twice, others not"
     return changed
 

@@ -1,5 +1,8 @@
 """What a base class keeps in its attributes, a subclass does not replace by mistake, and its own is not replaced."""
 
+import pickle
+from copy import copy
+
 import numpy as np
 import pytest
 import torch
@@ -118,9 +121,20 @@ def test_what_may_be_set_is_kept(tmp_path):
     assert (mine.classes, mine.image_size, mine.files, mine.cache) == (["b"], 16, 3, {})
     after = {"labels": [1, 0], "classes": ["b", "a"], "mean": torch.ones(1), "std": [1.0], "images": np.ones(3)}
     derived(ArrayDataset, IMAGES, after)(**BASES[ArrayDataset](tmp_path))
-    task = derived(Classification, {}, {"metric": "f1", "own_loss": torch.nn.ReLU(), "net": torch.nn.ReLU()})
-    assert task(dataset=Named()).metric == "f1"
+    own = {"metric": "f1", "own_loss": torch.nn.ReLU(), "net": torch.nn.ReLU(), "label_below": None}
+    assert derived(Classification, {}, own)(dataset=Named()).metric == "f1"
     assert type("Mine", (ImageFiles,), {"classes": ("cat", "dog")})(train=True, **settings).image_size == 8
+
+
+class Restored(ArrayDataset):
+    def __setstate__(self, state):
+        self.__dict__ = state
+
+
+def test_an_instance_may_be_restored_by_its_attributes(tmp_path):
+    dataset = Restored(**BASES[ArrayDataset](tmp_path))
+    for other in (copy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert vars(other).keys() == vars(dataset).keys()
 
 
 @pytest.mark.parametrize("name", ["metric", "stacked", "loss", "scores", "num_outputs", "half"])

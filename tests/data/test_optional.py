@@ -64,6 +64,27 @@ def test_each_name_counts_with_a_value_of_its_kind_also_in_a_subset():
     assert [*optional(some, "labels")] == [1, 0] and optional(some, "path")(1) == "4.png"
 
 
+class Forwards:
+    """A dataset around another one, in another order."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __getattr__(self, name):
+        return getattr(self.dataset, name)
+
+    def __len__(self):
+        return len(self.dataset)
+
+
+def test_a_path_that_getattr_forwards_to_a_dataset_inside_is_not_used_as_it_may_be_of_other_samples():
+    inner = type("Inner", (Foreign,), {"path": lambda self, index: f"{1 - index}.png"})
+    dataset = Forwards(inner())
+    assert optional(dataset, "path") is None and [*not_used(dataset)] == ["path"]
+    dataset.path = FITTING["path"]
+    assert optional(dataset, "path")(1) == "1.png" and not not_used(dataset)
+
+
 @given(st.dictionaries(st.sampled_from(sorted(OPTIONAL)), FOREIGN, min_size=1))
 def test_an_attribute_of_another_kind_is_never_used_and_always_named(attributes):
     dataset = Foreign(**attributes)

@@ -143,6 +143,29 @@ def test_workers_get_what_has_changed_in_collate_fn_between_two_epochs(method):
     assert before.tolist() == [1, 2, 3, 4] and changed.tolist() == [3, 6, 9, 12]
 
 
+class Program:
+    """Trains, and has a method that makes batches."""
+
+    def __init__(self):
+        self.step = 0
+
+    def collate(self, samples):
+        return torch.tensor(samples)
+
+
+def test_workers_stay_while_the_object_of_a_collate_fn_that_is_its_method_changes():
+    program = Program()
+    with WorkerLoader(
+        range(4), 4, num_workers=1, persistent_workers=True, collate_fn=program.collate, seed=0
+    ) as loader:
+        pids = []
+        for _ in range(3):
+            list(loader)
+            program.step += 1
+            pids.append([worker.pid for worker in multiprocessing.active_children()])
+    assert pids[0] == pids[1] == pids[2]
+
+
 # Without a seed: torch's order, and numbers that repeat under manual_seed
 
 

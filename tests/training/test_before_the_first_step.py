@@ -24,7 +24,7 @@ from data.subset import Subset
 from loaders import seed_globals
 from tests.configs import EXTENSIONS, IMAGES, checkpoint, metrics, steps, train
 from tests.training.extensions import Faulty, Images, Linear, Stream, Worst, lying
-from training.checks import check_dataset, check_processes, check_sampler
+from training.checks import check_dataset, check_processes, check_sampler, first_indices
 from training.preprocessing import check_layout
 from training.tasks import Classification
 from training.trainer import Trainer
@@ -693,7 +693,13 @@ def test_a_sampler_whose_order_cannot_be_repeated_is_named_and_the_check_leaves_
     first = check_sampler(order, range(64), 3, SimpleNamespace(gather=lambda value: [value]))
     assert Snapshot.draw() == drawn
     assert before.items() <= vars(sampler).items()
-    assert ("gives other indices when it is read again" in caplog.text) == is_named == (first is None)
+    assert ("gives other indices when it is read again" in caplog.text) == is_named
+    assert (first is None) == (is_named or hasattr(sampler, "lock"))
+
+
+def test_of_large_batches_as_many_are_read_as_have_a_thousand_indices():
+    batches = [[*range(256)]] * 1000
+    assert first_indices({"batch_sampler": batches}, range(256), 0) == batches[:4]
 
 
 def test_processes_whose_samplers_give_other_indices_are_refused():

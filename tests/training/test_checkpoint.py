@@ -159,10 +159,13 @@ def changed_settings(theirs, ours):
     return changes_since({"config": theirs, "loader": {"samples": 0}, "data": data}, ours, {}, data)
 
 
-@pytest.mark.parametrize(("theirs", "ours", "is_named"), [(1, 2, True), (1, 1, False), (None, 1, False)])
-def test_a_resume_names_a_sampler_that_gives_other_indices(theirs, ours, is_named):
+@pytest.mark.parametrize(
+    ("theirs", "ours", "samples", "is_named"),
+    [(1, 2, 8, True), (1, 1, 8, False), (None, 1, 8, False), (1, 2, 0, False)],
+)
+def test_a_resume_within_an_epoch_names_a_sampler_that_gives_other_indices(theirs, ours, samples, is_named):
     data = {"labels": 0, "first": []}
-    state = {"config": {}, "loader": {"samples": 8}, "data": {**data, "order": theirs}}
+    state = {"config": {}, "loader": {"samples": samples}, "data": {**data, "order": theirs}}
     assert ("order" in changes_since(state, {}, {}, {**data, "order": ours})) == is_named
 
 

@@ -9,7 +9,7 @@ from tests.training.extensions import Worst
 from training.config import checked
 from training.metrics import EpochMetrics
 from training.processes import Processes
-from training.tasks import Multilabel
+from training.tasks import Multilabel, Task
 
 
 def falling(outputs, labels):
@@ -82,6 +82,16 @@ class ManyLabels:
 
     def __getitem__(self, index):
         return torch.full((8, 8, 3), index, dtype=torch.uint8), self.labels[index]
+
+
+def test_all_processes_have_the_numbers_of_the_first_as_a_metric_may_round_differently():
+    first = {"mine": 0.5}
+    processes = Processes("cpu", checked(composed()).train)
+    section = {"mine": {"_target_": f"{EXTENSIONS}.Worst"}}
+    ours = EpochMetrics(section, processes, Task(ManyLabels(train=True)))
+    ours.update(torch.eye(10), torch.zeros(10, dtype=torch.int64))
+    processes.gather = lambda value: [first] if isinstance(value, dict) else [value]
+    assert ours.compute() == first
 
 
 @pytest.mark.slow
