@@ -6,11 +6,12 @@
 
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. Scores are those of the run's own
 evaluation_step and task.metrics, in batches of the run's size, or of that of its parts (train.accumulate). It writes
-evaluation.json and, for one class per image, confusion.png and mistakes.png into RUN/evaluation/SPLIT, and brings
-RUN/report.html up to date.
+evaluation.json and, for one class per sample, confusion.png into RUN/evaluation/SPLIT, and mistakes.png if the samples
+are uint8 images; and brings RUN/report.html up to date.
 """
 
 import json
+import logging
 import runpy
 import sys
 from pathlib import Path
@@ -32,6 +33,8 @@ from training.results import only_warns, plain
 from training.script import run_script
 from training.tasks import Multilabel
 from training.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 OURS = ("checkpoint", "step", "split", "samples", "classes", "mistakes")  # keys of evaluation.json
 
@@ -61,7 +64,13 @@ def main(typed: list[str] | None = None) -> dict[str, Any]:
             (out / name).unlink(missing_ok=True)  # of an earlier evaluation
             if picture is not None:
                 write_whole(out / name, picture)
-        said.append(f"confusion matrix and worst mistakes: {out}")
+        if evaluation.normalize is None:
+            said.append(
+                f"confusion matrix: {out}; the worst mistakes are rows of evaluation.json, as only images that the "
+                "dataset gives as uint8 can be drawn"
+            )
+        else:
+            said.append(f"confusion matrix and worst mistakes: {out}")
     write_whole(out / "evaluation.json", json.dumps(plain(result), indent=2) + "\n")
     shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
     said.append(f"{run}\n{shown} of {samples:,} samples ({arguments.split})")
@@ -89,18 +98,18 @@ def update_page(folder: Path) -> None:
 def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], ClassCounts | None]:
     """Returns the number of samples, the scores by name, and what is predicted for each class.
 
-    For images of one class each the latter is an Evaluation. With a step of the trainer's own, it is None.
+    For samples of one class each the latter is an Evaluation. It is None with a step of the trainer's own, and with
+    outputs that are not a number per class.
     """
     trainer = run.trainer
     task = run.task
-    normalize = run.data.normalize
     has_own_step = type(trainer).evaluation_step is not Trainer.evaluation_step
     evaluation: ClassCounts | None = None
     if run.data.classes and not has_own_step:
         if isinstance(task, Multilabel):
             evaluation = ClassCounts(run.data.classes)
-        elif task.label_below and normalize is not None:
-            evaluation = Evaluation(run.data.classes, normalize)
+        elif task.label_below:
+            evaluation = Evaluation(run.data.classes, run.data.normalize)
     if taken := {*OURS} & {*dry_run_evaluation(trainer, run.data, dataset)}:
         raise ConfigError(
             f"{', '.join(taken)}, a score, is a key that evaluation.json has already: choose another name in "
@@ -112,19 +121,23 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Cla
     hook = trainer.model.register_forward_hook(lambda _, inputs, output: outputs.append(output))
 
     def evaluation_step(batch: dict[str, Any]) -> dict[str, Tensor]:
-        nonlocal samples
+        nonlocal samples, evaluation
         samples += task.batch_length(batch)
         scores = step(batch)
+        if evaluation is not None:
+            aligned, labels = task.align_shapes(outputs[-1], batch[task.label])
+            shape = getattr(aligned, "shape", ())
+            if shape[1:] != (len(evaluation.names),):
+                log.warning("the table by class is left out: the network's outputs are not a tensor (B, classes)")
+                evaluation = None
         if isinstance(evaluation, Evaluation):
-            labels = task.cast_labels(batch[task.label])
+            labels = task.cast_labels(labels)
             mask = task.scored_mask(labels)
             if labels.is_floating_point():  # shares of the classes
                 labels = labels.argmax(1)
-            aligned, _ = task.align_shapes(outputs[-1], batch[task.label])
             evaluation.add(batch, labels, task.predictions(aligned), mask)
         elif evaluation is not None:
-            logits, labels = task.align_shapes(outputs[-1], batch[task.label])
-            evaluation.count(labels > 0, logits > 0)
+            evaluation.count(labels > 0, aligned > 0)
         outputs.clear()
         return scores
 

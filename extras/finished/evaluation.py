@@ -1,4 +1,4 @@
-"""Evaluation: a table by class, the confusion matrix, and the images with the worst predictions."""
+"""Evaluation: a table by class, the confusion matrix, and the samples with the worst predictions."""
 
 import math
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ IN_A_ROW = 5
 LONGEST = 26  # letters of a name in a picture
 MOST_DRAWN = 2_000  # classes of a confusion matrix
 SHOWN_CLASSES = 40  # if there are more, the table has those with the lowest F1, and the matrix no names
-COUNTED_CLASSES = 20  # up to which the matrix has the numbers of images
+COUNTED_CLASSES = 20  # up to which the matrix has the numbers of samples
 
 
 class Mistake(NamedTuple):
-    """A misclassified image, with the probabilities (0 to 1) of its true class and of the predicted one.
+    """A misclassified sample, with the probabilities (0 to 1) of its true class and of the predicted one.
 
-    sample: its place in the order in which the images were added.
+    sample: its place in the order in which the samples were added. image: uint8 (H, W, C); None: it has none to draw.
     """
 
     sample: int
@@ -31,7 +31,7 @@ class Mistake(NamedTuple):
     predicted_probability: float
     truth: int
     predicted: int
-    image: np.ndarray  # uint8 (H, W, C)
+    image: np.ndarray | None
 
 
 class ClassCounts:
@@ -47,10 +47,10 @@ class ClassCounts:
         self.counts += torch.stack(sums).cpu().numpy()
 
     def by_class(self) -> list[dict[str, Any]]:
-        """A row per class: its name, its number of images, precision, recall and F1, which are 0 if undefined."""
-        images, predictions, right = self.counts
-        totals = {"precision": predictions, "recall": images, "f1": (images + predictions) / 2}
-        columns: dict[str, list[Any]] = {"class": self.names, "images": images.tolist()}
+        """A row per class: its name, its number of samples, precision, recall and F1, which are 0 if undefined."""
+        samples, predictions, right = self.counts
+        totals = {"precision": predictions, "recall": samples, "f1": (samples + predictions) / 2}
+        columns: dict[str, list[Any]] = {"class": self.names, "samples": samples.tolist()}
         for name, total in totals.items():
             columns[name] = (right / np.maximum(total, 0.5)).tolist()
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -60,32 +60,31 @@ class ClassCounts:
         rows = self.by_class()
         if len(rows) > SHOWN_CLASSES:
             rows = sorted(rows, key=lambda row: row["f1"])[:SHOWN_CLASSES]
-        columns = [[key, *(str(row[key]) for row in rows)] for key in ("class", "images")]
+        columns = [[key, *(str(row[key]) for row in rows)] for key in ("class", "samples")]
         columns += [[key, *(f"{row[key]:.3f}" for row in rows)] for key in ("precision", "recall", "f1")]
         return "\n".join(table(columns))
 
 
 class Evaluation(ClassCounts):
-    """Collects what a network predicts for images of one class each, batch by batch.
+    """Collects what a network predicts for samples of one class each, batch by batch.
 
-    normalize: what has normalised the images.
+    normalize: what has normalised the images; None: the samples have none that could be drawn.
     """
 
-    def __init__(self, classes: Sequence[Any], normalize: Normalize) -> None:
+    def __init__(self, classes: Sequence[Any], normalize: Normalize | None) -> None:
         super().__init__(classes)
         self.normalize = normalize
         self.samples = 0  # that were added, also those that do not count
         self.skipped: list[Any] = []  # indices of the samples that could not be read
         self.mistakes: list[Mistake] = []  # those with the lowest probabilities of the true class, sorted
-        self._pairs: list[np.ndarray] = []  # true class * number of classes + predicted class of each image, by batch
+        self._pairs: list[np.ndarray] = []  # true class * number of classes + predicted class of each sample, by batch
 
     def add(self, batch: dict[str, Any], labels: Tensor, probabilities: Tensor, counted: Tensor | None = None) -> None:
         """Adds a batch. labels: int64 (B,). probabilities: (B, number of classes). counted: bool (B,); None: all."""
-        images = batch[self.normalize.fields[0]]
-        places = torch.arange(self.samples, self.samples + len(labels))
+        start = self.samples
+        places = torch.arange(start, start + len(labels))
         self.samples += len(labels)
         if counted is not None:
-            images = images[counted]
             places = places[counted.cpu()]
             labels = labels[counted]
             probabilities = probabilities[counted]
@@ -97,19 +96,20 @@ class Evaluation(ClassCounts):
         wrong = (predicted != labels).nonzero()[:, 0]
         worst = truth_probabilities[wrong].argsort()[:MISTAKES]
         for row in wrong[worst].tolist():
+            place = int(places[row])
             mistake = Mistake(
-                sample=int(places[row]),
+                sample=place,
                 truth_probability=float(truth_probabilities[row]),
                 predicted_probability=float(best[row]),
                 truth=int(labels[row]),
                 predicted=int(predicted[row]),
-                image=self._pixels(images[row]),
+                image=self._pixels(batch, place - start),
             )
             self.mistakes.append(mistake)
         self.mistakes = sorted(self.mistakes, key=lambda mistake: mistake.truth_probability)[:MISTAKES]
 
     def draw_confusion(self) -> bytes | None:
-        """A PNG: the share of each class's images (row) that was predicted as each class (column).
+        """A PNG: the share of each class's samples (row) that was predicted as each class (column).
 
         None if there are more than MOST_DRAWN classes.
         """
@@ -150,17 +150,18 @@ class Evaluation(ClassCounts):
     def draw_mistakes(self, files: Sequence[str]) -> bytes | None:
         """A PNG with the worst mistakes: each image with its file, its true and its predicted class.
 
-        Behind the classes are their probabilities. files: as `mistakes_of` gets them. None if there is no mistake.
+        Behind the classes are their probabilities. files: as `mistakes_of` gets them. None if there is none to draw.
         """
-        if not self.mistakes:
+        images = [mistake.image for mistake in self.mistakes if mistake.image is not None]
+        if not images:
             return None
-        rows = math.ceil(len(self.mistakes) / IN_A_ROW)
+        rows = math.ceil(len(images) / IN_A_ROW)
         figure = new_figure("Worst mistakes: the true class, and the one predicted", 12, 1 + 2.5 * rows)
         axes = list(figure.subplots(rows, IN_A_ROW).flat)
         for plot in axes:
             plot.axis("off")
-        for plot, mistake, file in zip(axes, self.mistakes, files, strict=False):
-            plot.imshow(mistake.image.squeeze(), cmap="gray", vmin=0, vmax=255)
+        for plot, image, mistake, file in zip(axes, images, self.mistakes, files, strict=False):
+            plot.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
             truth, predicted = (shorten(self.names[number], LONGEST) for number in (mistake.truth, mistake.predicted))
             lines = [
                 Path(file).name[-LONGEST:],  # numbers are at the end
@@ -170,8 +171,11 @@ class Evaluation(ClassCounts):
             plot.set_title("\n".join(filter(None, lines)), fontsize=8, parse_math=False)
         return png(figure)
 
-    def _pixels(self, image: Tensor) -> np.ndarray:
+    def _pixels(self, batch: dict[str, Any], row: int) -> np.ndarray | None:
         """Undoes the normalisation: from floats (C, H, W) to uint8 (H, W, C), with 1 or 3 channels for drawing."""
+        if self.normalize is None:
+            return None
+        image = batch[self.normalize.fields[0]][row]
         pixels = self.normalize.undone(image.float().cpu()) * 255
         channels = 3 if len(pixels) > 2 else 1
         return pixels[:channels].round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()

@@ -26,6 +26,7 @@ from tests.data.fakes import write_fashion, write_images, write_table
 from tests.data.reading import refused
 from train import train_model
 from training.checkpoint import best_or_newest
+from training.tasks import Classification
 from training.trainer import Trainer
 
 HERE = __name__.rpartition(".")[2]
@@ -87,6 +88,38 @@ class Crops:
 
     def without_augmentation(self):
         return type(self)(False)
+
+
+class Floats(Crops):
+    """Images as floats, or rows of a table."""
+
+    def __init__(self, train, shape=(3, 8, 8), **_):
+        super().__init__(train)
+        self.shape = shape
+
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image.reshape(*self.shape) / 255, label
+
+
+class Heads(nn.Sequential):
+    """Its outputs are logits (B, 4), or a dict of them, which the task DictOutputs takes."""
+
+    def __init__(self, is_dict=False, **_):
+        super().__init__(nn.Flatten(), nn.Linear(192, 4))
+        self.is_dict = is_dict
+
+    def forward(self, image):
+        logits = super().forward(image)
+        return {"logits": logits} if self.is_dict else logits
+
+
+class DictOutputs(Classification):
+    def loss(self, outputs, labels):
+        return super().loss(outputs["logits"], labels)
+
+    def all_scores(self, outputs, labels):
+        return super().all_scores(outputs["logits"], labels)
 
 
 class Several(Crops):
@@ -260,7 +293,7 @@ def test_the_table_and_the_mistakes_are_those_of_the_predictions():
     assert evaluation.mistakes[0].predicted_probability == pytest.approx(0.9)
     many = Evaluation(range(100_000), Normalize([0.5], [0.25]))  # a matrix of them would take 80 GB
     many.add({"image": images}, torch.tensor([0, 1, 1, 1]), probabilities)
-    assert [row["images"] for row in many.by_class()[:3]] == [1, 3, 0] and many.draw_confusion() is None
+    assert [row["samples"] for row in many.by_class()[:3]] == [1, 3, 0] and many.draw_confusion() is None
     of_truth = torch.from_numpy(np.random.default_rng(0).permutation(60) / 200)
     for part in of_truth.split(30):
         evaluation.add({"image": torch.zeros(30, 1, 1, 1)}, torch.zeros(30).long(), torch.stack([part, 1 - part], 1))
@@ -386,6 +419,32 @@ def test_predictions_that_are_nan_are_said_with_the_first_file(trained, photos, 
     )
     found = predicted(trained, tmp_path / "p", photos)  # in three batches; found[1] cannot be read
     assert f"NaN or infinity for 3 samples, first for {found[2]['file']}: " in caplog.text
+
+
+@pytest.mark.parametrize("shape", ["[3,8,8]", "[192]"])
+def test_every_classification_has_a_table_by_class_and_pictures_of_what_can_be_drawn(tmp_path, shape, capsys):
+    floats = f"data._target_={HERE}.Floats +data.shape={shape} model._target_={HERE}.Heads"
+    train(tmp_path, floats, "train.epochs=1 optim.lr=1e-4")
+    result = evaluate.main([str(tmp_path)])
+    rows = predicted(tmp_path, tmp_path / "p")
+    columns = [[row["class"] for row in rows], [Crops.classes[label] for label in Crops.labels]]
+    right = [name for name, truth in zip(*columns, strict=True) if name == truth]
+    assert [row["class"] for row in result["classes"]] == [*"abcd"] and len(right) < 40
+    assert [row["samples"] for row in result["classes"]] == [10] * 4
+    assert [row["recall"] for row in result["classes"]] == [right.count(name) / 10 for name in "abcd"]
+    mistakes = result["mistakes"]
+    assert len(mistakes) == min(MISTAKES, 40 - len(right)) and mistakes[0]["file"].endswith(".jpg")
+    written = (tmp_path / "evaluation" / "test").iterdir()
+    assert sorted(path.name for path in written) == ["confusion.png", "evaluation.json"]
+    assert "only images that the dataset gives as uint8 can be drawn" in capsys.readouterr().out
+
+
+def test_outputs_that_are_not_a_number_per_class_have_scores_alone_and_a_sentence(tmp_path, caplog):
+    task = f"task._target_={HERE}.DictOutputs model._target_={HERE}.Heads +model.is_dict=true train.epochs=1"
+    train(tmp_path, f"data._target_={HERE}.Crops {task}")
+    result = evaluate.main([str(tmp_path)])
+    assert "classes" not in result and result["accuracy"] == summary_of(tmp_path)["test_accuracy"]
+    assert "not a tensor (B, classes)" in caplog.text
 
 
 def test_a_table_has_scores_alone_and_a_column_of_numbers(table, tmp_path):
@@ -588,7 +647,7 @@ def test_a_run_with_several_classes_per_sample_has_a_column_and_a_row_for_each(t
     has = Several.labels > 0
     right = (predicted_to_have & has).sum(0)
     rows = evaluate.main([str(tmp_path)])["classes"]
-    assert [row["images"] for row in rows] == has.sum(0).tolist()
+    assert [row["samples"] for row in rows] == has.sum(0).tolist()
     assert [row["recall"] for row in rows] == pytest.approx((right / has.sum(0)).tolist())
     assert [row["precision"] for row in rows] == pytest.approx((right / predicted_to_have.sum(0).clamp(1)).tolist())
     assert "precision" in capsys.readouterr().out
