@@ -339,9 +339,11 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
 def tensors_put_back(modules: nn.Module) -> Iterator[None]:
     """After the block weights and buffers are as before it. Copies are on the CPU: a device may have no room."""
     tensors = []
+    empty = []  # a first forward pass may set such a buffer
     for part in modules.modules():
         for name, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
             tensors.append((part, name, value, value.detach().to("cpu", copy=True)))
+        empty += [(part, name) for name, value in part._buffers.items() if value is None]
     try:
         yield
     finally:
@@ -352,6 +354,8 @@ def tensors_put_back(modules: nn.Module) -> Iterator[None]:
                 value.copy_(before)
                 if getattr(part, name) is not value:
                     setattr(part, name, value)
+        for part, name in empty:
+            setattr(part, name, None)
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from loaders import merge_states
 from training.checkpoint import State, file_of, read_checkpoint
 from training.checks import differ
 from training.config import ConfigError
+from training.module_state import fill_buffers, load_module
 from training.optimizer import resume_optimizer, saved_optimizer, set_optimizer_mode
 from training.processes import is_sweep
 from training.resume import OF_LOADER, Origin, changes_since, check_same_run, load_weights, sentences
@@ -100,6 +101,7 @@ def load_origin(run: Run) -> None:
     origin = run.origin
     run.origin = Origin()  # it takes as much memory as the weights
     if origin.weights is not None:
+        fill_buffers(run.trainer.model, origin.weights.tensors, run.trainer.device)
         load_weights(origin.weights, run.trainer.model)
     if origin.state is None:
         return
@@ -128,9 +130,9 @@ def load_state(run: Run, state: State, changed: dict[str, str]) -> None:
             raise ValueError("it has the state of another optimizer")
         loader.load_state_dict({**state["loader"], **{key: new.get(key) for key in OF_LOADER if key in changed}})
         progress.resume(state["step"], loader.position)
-        trainer.model.load_state_dict(state["model"])
+        load_module(trainer.model, state["model"], trainer.device)
         for name, module in trainer.extra_modules.items():
-            module.load_state_dict(state["others"][name])
+            load_module(module, state["others"][name], trainer.device)
         trainer.step_schedules()  # they are not loaded, but stepped to where the run is
         trainer.has_own_rates = state["own_rates"]
         for optimizer, saved in zip(trainer.optimizers, state["optimizers"], strict=True):

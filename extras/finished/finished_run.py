@@ -29,7 +29,7 @@ from training.checkpoint import State, best_or_newest, read_checkpoint
 from training.config import ROOT, Config, ConfigError, Section, checked, flat
 from training.datasets import Datasets
 from training.launch import Extras
-from training.module_state import ModuleState
+from training.module_state import ModuleState, load_module
 from training.processes import Processes
 from training.resume import Origin, evaluated_weights
 from training.tasks import Batch
@@ -98,10 +98,10 @@ class FinishedRun:
     def _load(self, state: State) -> None:
         """Loads the weights that the run evaluated."""
         try:
-            self.trainer.model.load_state_dict(evaluated_weights(state))
+            load_module(self.trainer.model, evaluated_weights(state), self.device)
             self.trainer.ema_model = None  # a trainer may have made one, which would be evaluated instead
             for name, module in self.trainer.extra_modules.items():
-                module.load_state_dict(state["others"][name])
+                load_module(module, state["others"][name], self.device)
         except (KeyError, RuntimeError) as error:
             raise ConfigError(f"{self.path} does not fit {self}: {reason_of(error)[:300]}") from error
         ModuleState(self.trainer).restore(state["altered"])

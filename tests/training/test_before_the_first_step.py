@@ -519,11 +519,14 @@ class Noisy(nn.Module):
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("size", torch.zeros(()))
         self.register_buffer("range", torch.zeros(()))
+        self.register_buffer("scale", None)
 
     def forward(self, images):
         self.calls += 1
         self.size = self.size + len(images)
         self.range.resize_(2).fill_(1)
+        if self.scale is None:
+            self.scale = torch.ones(())
         if not self.quiet:
             Snapshot.draw()
         return self.layer(self.norm(images).flatten(1))
@@ -556,6 +559,7 @@ def test_the_checks_before_the_first_step_leave_no_trace(tmp_path):
         train(tmp_path / str(quiet), *overrides, f"+model.quiet={quiet}")
         drawn.append(Snapshot.drawn)
         assert Snapshot.state["calls"] == 0 == Snapshot.state["norm.num_batches_tracked"]
+        assert "scale" not in Snapshot.state, "it is None until the first step"
         assert Snapshot.state["size"] == 0 and Snapshot.state["range"].tolist() == 0
         assert torch.equal(Snapshot.state["norm.running_mean"], torch.zeros(3))
         assert Snapshot.gradients == [None] * len(Snapshot.gradients)

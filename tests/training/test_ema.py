@@ -35,7 +35,7 @@ def test_weights_and_buffers_get_the_mean_that_torch_gives_them_also_if_a_buffer
     model = Odd()
     ema = EMA(0.9)
     trainer = SimpleNamespace(model=model)
-    known = SimpleNamespace(never_finite={"model.mask": "infinity", "model.limit": "infinity"})
+    known = SimpleNamespace(never_finite={"model.mask": "infinity", "model.limit": "infinity"}, empty_at_start=set())
     run = SimpleNamespace(trainer=trainer, module_state=known)
     ema.on_start(run)
     expected = AveragedModel(model, use_buffers=True)

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from contextlib import ExitStack, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 
@@ -129,6 +130,18 @@ class Remembers(Trainer):
         ).square().mean(), outputs
 
 
+class Follows(Trainer):
+    """Makes its average before any batch."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.ema_model = deepcopy(self.model)
+
+    def train_step(self, batch):
+        super().train_step(batch)
+        self.ema_model.scale = self.model.scale
+
+
 class RateOfTensor(Trainer):
     def configure_optimizers(self):
         return SGD(self.model.parameters(), lr=torch.tensor(0.1))
@@ -161,6 +174,9 @@ CONFIGS = {
     "what no state_dict has": f"model._target_={__name__}.Ranged task.loss={{_target_: {__name__}.Annealed}} "
     f"task.scores={{own_loss: {{_target_: {__name__}.Counted}}}} "
     f"callbacks.ema.decay=0.9 +callbacks.scales._target_={__name__}.Scales train.epochs=3",
+    "a buffer that the first batch fills": f"model._target_={EXTENSIONS}.FirstBatch callbacks.ema.decay=0.9",
+    "a buffer that is filled in an average, too": f"model._target_={EXTENSIONS}.FirstBatch "
+    f"trainer._target_={__name__}.Follows",
     "what a trainer remembers": f"trainer._target_={__name__}.Remembers",
     "mixture": MIXTURE,
     "batch sampler": f"batch_sampler._target_={EXTENSIONS}.Pairs train.last_batch=keep data.length=32",
@@ -345,6 +361,8 @@ LOOKS = CHANGES[-1]
         ("modules beside the network", "11 SIGTERM", "torch 0, workers 0"),
         ("states of parts", "5 SIGTERM, 10 error", "torch 0, workers 0, torch 0"),
         ("what no state_dict has", "5 SIGTERM, 8 evaluation, 13 error", ", workers 0, , "),
+        ("a buffer that the first batch fills", "3 SIGTERM, 13 error", ", workers 0, "),
+        ("a buffer that is filled in an average, too", "3 SIGTERM", ", "),
         ("what a trainer remembers", "2 SIGTERM, 5 SIGTERM, 9 error", ", workers 0, , "),
         ("mixture", "2 SIGTERM", "torch 0, workers 1"),
         ("batch sampler", "5 SIGINT", "workers 0, workers 2"),

@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.configs import checkpoint, differences, differing_weights, stop, train
 from tests.data.reading import refused
+from training.module_state import fill_buffers
 from training.resume import load_weights, read_weights
 from training.stopping import Stopped
 
@@ -74,6 +75,29 @@ def test_a_layer_of_another_size_stays_new_as_a_whole_and_is_named(tmp_path, cap
     assert "new layers, of another size or not in it: 3; not used: head" in caplog.text
     assert torch.equal(ours[0].weight, theirs[0].weight) and torch.equal(ours[1].weight, theirs[1].weight)
     assert torch.equal(ours[3].weight, untouched[3].weight) and torch.equal(ours[3].bias, untouched[3].bias)
+
+
+class Shifted(nn.Module):
+    """Has a buffer that is None until the first forward pass, and one that stays None: it has no statistics."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(size, track_running_stats=False)
+        self.register_buffer("shift", None)
+
+
+def test_a_buffer_that_is_none_is_filled_from_the_file_unless_its_layer_has_another_size_or_none_is_a_setting():
+    theirs = nn.ModuleDict({"same": Shifted(2), "other": Shifted(2), "wider": nn.Linear(2, 2)})
+    for part in theirs["same"], theirs["other"]:
+        part.shift = torch.ones(2)
+        part.norm = nn.BatchNorm1d(2)
+    theirs["other"].weight = nn.Parameter(torch.ones(2))
+    saved = {f"model.{name}": value for name, value in theirs.state_dict().items()}
+    ours = nn.ModuleDict({"same": Shifted(2), "other": Shifted(2)})
+    ours["other"].weight = nn.Parameter(torch.ones(3))
+    fill_buffers(ours, saved, torch.device("cpu"))
+    assert torch.equal(ours["same"].shift, torch.ones(2)) and ours["other"].shift is None
+    assert ours["same"].norm.running_mean is None, "track_running_stats=False"
 
 
 @pytest.mark.parametrize(

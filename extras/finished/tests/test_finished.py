@@ -227,6 +227,7 @@ class Convolutional(nn.Sequential):
         "model._target_=extras.finished.tests.test_finished.Convolutional",
         "trainer._target_=extras.finished.tests.test_finished.MeanTeacher",
         "callbacks.ema.decay=0.9",  # the mean of the weights was evaluated
+        f"model._target_={EXTENSIONS}.FirstBatch callbacks.ema.decay=0.9",
         f"+callbacks.averages._target_={EXTENSIONS}.Averages",
         f"{TWO_PARTS} train.epochs=2 +callbacks.alters._target_={EXTENSIONS}.Alters",
         "model._target_=extras.finished.tests.test_finished.Wide +model.pretrained=narrow",  # a text is no switch
