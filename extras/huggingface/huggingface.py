@@ -50,7 +50,7 @@ class HuggingFace(CroppedDataset):
         **crops: Any,
     ) -> None:
         super().__init__(train, **crops)
-        splits = load(str(path), name)
+        splits = load(str(path), name, label)
         train_rows = rows = choose_rows(splits, "data.train_split", train_split, ("train",))
         if not train:
             rows = choose_rows(splits, "data.test_split", test_split, ("test", "validation"))
@@ -90,7 +90,7 @@ class HuggingFaceStream(CroppedStream):
     like = HuggingFace
 
     def open(self, options: SimpleNamespace) -> Sequence[str] | None:
-        splits = load(str(options.path), options.name, streaming=True)
+        splits = load(str(options.path), options.name, options.label, streaming=True)
         key, usual = ("train_split", "train") if self.train else ("test_split", "test")
         if not self.train and usual not in splits:
             usual = "validation"
@@ -144,10 +144,16 @@ def file_of(image: dict[str, Any] | None, where: str) -> tuple[bytes, str]:
     return data or b"", name
 
 
-def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
-    """The splits of a dataset by their names. Raises DataError if it cannot be loaded."""
+def load(path: str, name: str | None, label: str | None, **options: Any) -> dict[str, Any]:
+    """The splits of a dataset by their names. Raises DataError if it cannot be loaded.
+
+    label: the column of the labels, whose names each split keeps; None: all columns of labels.
+    """
     with explained("data=huggingface needs the package datasets", "pip install 'datasets>=4'", ImportError):
         datasets = importlib.import_module("datasets")
+        if getattr(datasets, "__file__", None) is None:
+            hiding = next(iter(datasets.__path__))
+            raise ImportError(f"it is not installed, so Python took the folder {hiding} for it")
         if not hasattr(datasets, "load_from_disk"):
             raise DataError(f"data=huggingface needs the package datasets, which {datasets.__file__} hides: rename it")
         if int(datasets.__version__.split(".")[0]) < 4:
@@ -165,7 +171,41 @@ def load(path: str, name: str | None, **options: Any) -> dict[str, Any]:
             return saved if isinstance(saved, dict) else {"train": saved}
         if folder.is_dir():
             path = str(folder.resolve())
+            if files := files_with_other_names(datasets, path, name, label):
+                return {
+                    split: datasets.load_dataset("parquet", data_files={split: files[split]}, split=split, **options)
+                    for split in files
+                }
         return datasets.load_dataset(path, name, **options)
+
+
+def files_with_other_names(datasets: Any, path: str, name: str | None, label: str | None) -> dict[str, list[str]]:
+    """The parquet files of a local folder by split, if the splits have different names of classes; else nothing.
+
+    The package would give all splits the names of the first one, and leave their numbers as they are.
+    Raises DataError if files of one split have different names.
+    """
+    builder = datasets.load_dataset_builder(path, name)
+    if builder.name != "parquet":
+        return {}
+    files = {str(split): [*paths] for split, paths in builder.config.data_files.items()}
+    read_schema = importlib.import_module("pyarrow.parquet").read_schema
+    of_splits = []
+    for paths in files.values():
+        of_split: dict[str, list[str]] = {}
+        for file in paths:
+            features = datasets.Features.from_arrow_schema(read_schema(file))
+            columns = [column for column in features if hasattr(features[column], "names")]
+            names = {column: features[column].names for column in columns if label in (None, column)}
+            of_split = of_split or names
+            if names and names != of_split:
+                raise DataError(
+                    f"{file} has the classes {names}, and files before it in the same split have {of_split}: write "
+                    "them with the same ones, as the package gives all files of a split the names of the first"
+                )
+        if of_split:
+            of_splits.append(of_split)
+    return files if any(names != of_splits[0] for names in of_splits) else {}
 
 
 def choose_rows(splits: dict[str, Any], key: str, split: str | None, usual: Sequence[str]) -> Any:
@@ -183,7 +223,8 @@ def choose_rows(splits: dict[str, Any], key: str, split: str | None, usual: Sequ
             f"{key}={split} has no rows; set it to one of the splits {', '.join(splits)}, or to a part, such as "
             "train[90%:]"
         )
-    return datasets.concatenate_datasets(rows).with_format(None)  # saved datasets keep their format
+    with explained(f"{key}={split}: these splits cannot be joined", "choose one, or write them with equal columns"):
+        return datasets.concatenate_datasets(rows).with_format(None)  # saved datasets keep their format
 
 
 def choose_column(features: dict[str, Any], key: str, column: str | None, kind: str) -> str:

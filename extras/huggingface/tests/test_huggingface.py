@@ -100,6 +100,36 @@ def test_a_split_may_be_a_part_of_one_or_several(save_rows):
     assert HuggingFace(True, path, train_split="train[3:]+validation").labels.tolist() == [0, 1]
 
 
+@pytest.fixture
+def save_files(tmp_path):
+    """A function that writes a parquet file for each argument, with a sample for each of the classes' names."""
+
+    def save(**files):
+        for name, classes in files.items():
+            features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=classes)})
+            columns = {"image": [{"bytes": b"", "path": None}] * len(classes), "label": [*range(len(classes))]}
+            datasets.Dataset.from_dict(columns, features).to_parquet(tmp_path / "files" / f"{name}.parquet")
+        return tmp_path / "files"
+
+    return save
+
+
+@pytest.mark.parametrize("classes", [["bee", "cow"], ["cow", "ant", "bee"], ["ant", "bee", "cow", "dog"]])
+def test_each_split_of_parquet_files_keeps_the_names_of_its_own_classes(save_files, classes):
+    path = save_files(train=["ant", "bee", "cow"], test=classes)
+    for kind in (HuggingFace, HuggingFaceStream):
+        train, test = (kind(is_train, path) for is_train in (True, False))
+        assert [*train.classes] == ["ant", "bee", "cow"] and [*test.classes] == classes
+    with refused(r"data.train_split=train\+test: these splits cannot be joined \("):
+        HuggingFace(True, path, train_split="train+test")
+
+
+def test_files_of_one_split_with_different_classes_are_refused_with_both_lists(save_files):
+    path = save_files(**{"train-00": ["ant", "bee"], "train-01": ["bee", "cow"]})
+    with refused(r"01.parquet has the classes .*'bee', 'cow'.*'ant', 'bee'"):
+        HuggingFace(True, path)
+
+
 def test_what_cannot_work_is_refused(save_rows):
     values = {"note": datasets.Value("float64"), "gaps": datasets.Value("int64")}
     train = {"label": [0, 1], "note": [0.5, 1], "gaps": [0, None]}
@@ -116,9 +146,17 @@ def test_what_cannot_work_is_refused(save_rows):
             HuggingFace(**{"train": True, "path": path} | arguments)
 
 
-def test_a_package_of_the_fork_that_hides_datasets_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("/fork/datasets/__init__.py", "which /fork/datasets/__init__.py hides: rename it"),
+        (None, r"not installed, so Python took the folder /fork/datasets for it\); pip install"),
+    ],
+)
+def test_a_package_or_a_folder_of_the_fork_that_hides_datasets_is_named(tmp_path, monkeypatch, file, words):
     hiding = ModuleType("datasets")
-    hiding.__file__ = "/fork/datasets/__init__.py"
+    hiding.__file__ = file
+    hiding.__path__ = ["/fork/datasets"]
     monkeypatch.setitem(sys.modules, "datasets", hiding)
-    with refused("/fork/datasets/__init__.py"):
+    with refused(words):
         HuggingFace(True, path=tmp_path)
