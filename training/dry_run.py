@@ -168,6 +168,7 @@ def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
         log.warning("%s; the first samples may be too few to compute it", error)
         if trainer.metrics.metric_of(trainer.task.metric):  # compute() may work on more samples
             names.append(trainer.task.metric)
+    check_shapes(trainer, scores, batch)
     # A device may round otherwise from call to call.
     if not all(are_close(scores[name], again[name], relative=1e-2) for name in scores.keys() & again.keys()):
         log.warning(
@@ -185,6 +186,23 @@ def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
     )
     try_smallest(trainer, trainer.evaluation_step, batch, smallest, sentence)
     return names
+
+
+def check_shapes(trainer: Trainer, scores: dict[str, Any], batch: Batch) -> None:
+    """Raises ConfigError for a score that grows with the batch in two dimensions: outputs (B, 1) and labels (B,) make
+    (B, B), whose mean compares each sample with the labels of all.
+    """
+    try:
+        doubled = trainer.evaluation_step(repeated(trainer.task, batch, 2))
+    except Exception:  # is_sum says so
+        return
+    for name in scores.keys() & doubled.keys():
+        shapes = [tuple(getattr(values[name], "shape", ())) for values in (scores, doubled)]
+        if len(shapes[0]) > 1 and shapes[0][1:] != shapes[1][1:]:
+            raise ConfigError(
+                f"the score {name} has the shape {shapes[0]}, and {shapes[1]} for twice as many samples: return a "
+                "number per sample, (B,); (B, 1) == (B,) compares each sample with all labels"
+            )
 
 
 def is_sum(trainer: Trainer, loss: Any, step: Callable[[Batch], Any], batch: Batch) -> bool | None:

@@ -44,8 +44,16 @@ def mistakes(outputs, labels):
     return (outputs.argmax(dim=1) != labels).float()
 
 
+def compared_with_all(outputs, labels):
+    return (outputs.argmax(1, keepdim=True) == labels).float()
+
+
 def entropy_of_shares(outputs, labels):
     return -(labels * outputs.log_softmax(dim=1)).sum(1).mean()
+
+
+def of_each_class(outputs, labels):
+    return (outputs.softmax(1) - nn.functional.one_hot(labels, 2)).square()
 
 
 class Unscored(Trainer):
@@ -294,6 +302,10 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     ),
     "a score that is called loss": (score("loss"), "'loss' & choose another name"),
     "a score of the name of another one": (score("accuracy"), "'accuracy' & choose another name"),
+    "a score of each sample and the labels of all": (
+        f"task.scores={{right: {function('compared_with_all')}}}",
+        r"the score right has the shape \(4, 4\), and \(8, 8\) & \(B,\)",
+    ),
     "a metric of the name of a score": (
         f"task.metrics={{accuracy: {{_target_: {EXTENSIONS}.Worst}}}}",
         "'accuracy' & choose another name",
@@ -490,6 +502,7 @@ FITTING = {
     "a stream of one sample": ONE,
     "first samples that cannot be read": fault("unreadable") + " loader.on_error=skip loader=workers",
     "float images": fault("floats"),
+    "a score of each class": f"task.scores={{brier: {function('of_each_class')}}}",
     "a metric with names of something else": metric("Foreign", "m_array") + " task.higher_is_better=true",
     "mixup of labels that are shares": fault("shares") + " augment.mixup=0.2",
     "a label that the loss ignores": f"{own('data', 'Unlabelled')} +data.label=255 {IGNORING}",
