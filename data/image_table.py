@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,17 @@ class ImageTable(ImageFiles):
         parts = np.full(len(rows.numbers), "train") if split is None else rows.parts(split)
         is_train = parts == "train"
         training = rows.columns(labels)[is_train]
-        if group is not None:
-            rows.check_groups(is_train, group, test_table)
+        tables = f"{rows.path}, {test_table}" if test_table else str(rows.path)
+        if group is not None and (groups := rows.shared(is_train, lambda rows: rows.cells[group], group, test_table)):
+            raise DataError(
+                f"{tables}: only some rows with {group}={groups[0]} are training rows; put all into one part"
+            )
+        if train and (images := rows.shared(is_train, lambda rows: rows.files(image, root), image, test_table)):
+            log.warning(
+                "%s: images of training rows are also in rows that validate or test, %d of them, such as %s: the "
+                "scores are better than those of new images; remove their rows from one part",
+                *(tables, len(images), images[0]),
+            )
 
         is_test = parts == ("test" if test_table or "test" in parts else "val")
         if train:
@@ -84,7 +93,7 @@ class ImageTable(ImageFiles):
             rows.keep(is_test)
 
         self._set_labels(rows, labels, training, is_list, numbers)
-        self.folder = home_path(root) if root else rows.path.parent
+        self.folder = rows.folder(root)
         # Bytes in an array, because forked workers share it, and file names need not be UTF-8.
         with explained(f"{rows.path}: {image!r} has a name that no file can have", "correct it", UnicodeError):
             self.files = np.array([os.fsencode(name) for name in rows.cells[image]], dtype=bytes)
@@ -160,17 +169,33 @@ class Rows:
             raise DataError(f"{self.path} has no row with {split}=train: there is nothing to train on")
         return parts
 
-    def check_groups(self, is_train: np.ndarray, group: str, test_table: str | Path | None) -> None:
-        groups = self.cells[group]
-        others = {*groups[~is_train]}
+    def folder(self, root: str | Path | None) -> Path:
+        return home_path(root) if root else self.path.parent
+
+    def files(self, image: str, root: str | Path | None) -> np.ndarray:
+        """The absolute paths of the images (N,), which are equal where two tables name the same file."""
+        folder = self.folder(root)
+        return np.array([os.path.normpath(os.path.join(folder, name)) for name in self.cells[image]], object)
+
+    def shared(
+        self,
+        is_train: np.ndarray,
+        values_of: Callable[["Rows"], np.ndarray],
+        column: str,
+        test_table: str | Path | None,
+    ) -> list[str]:
+        """The values (N,) of a column that training rows share with other rows or with those of a test table, sorted.
+
+        values_of: returns them for this table or for the test table, which need not have the column.
+        """
+        if is_train.all() and not test_table:
+            return []
+        values = values_of(self)
+        others = {*values[~is_train]}
         if test_table:
-            with suppress(DataError):  # it needs no such column
-                others |= {*Rows(test_table, [group]).cells[group]}
-        if shared := {*groups[is_train]} & others:
-            raise DataError(
-                f"{self.path}: only some rows with {group}={min(shared)} are training rows; put all into one part, "
-                "those of data.test_table too"
-            )
+            with suppress(DataError):
+                others |= {*values_of(Rows(test_table, [column]))}
+        return sorted({*values[is_train]} & others)
 
     def values(self, names: Sequence[Any]) -> np.ndarray:
         """The numbers in these columns, float32 (N, K)."""

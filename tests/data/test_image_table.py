@@ -130,6 +130,22 @@ def test_a_group_of_the_training_table_is_not_in_the_test_table(make, tmp_path, 
         make(table, train, **keys)
 
 
+def test_an_image_that_trains_and_is_evaluated_is_warned_of_once(make, tmp_path, caplog):
+    parts = ["0.jpg,a,1,train", "0.jpg,b,2,train", "1.jpg,b,2,train", "./1.jpg,b,2,val", "2.jpg,a,1,test"]
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test.csv").write_text("image,label\n../0.jpg,a\n../3.jpg,b\n../1.jpg,b\n")
+    for tested, keys, images in (
+        (parts, {"split": "s"}, f"1 of them, such as {tmp_path}/1.jpg"),
+        (parts[:3], {"test_table": tmp_path / "tests" / "test.csv"}, f"2 of them, such as {tmp_path}/0.jpg"),
+        ([*parts[:3], parts[4]], {"split": "s"}, None),
+        (parts[:3], {}, None),
+    ):
+        caplog.clear()
+        for train in (True, False):
+            make("\n".join([HEADER, *tested]), train, **keys)
+        assert [images in line for line in caplog.messages] == ([] if images is None else [True])
+
+
 @pytest.mark.parametrize(
     ("content", "keys", "sentence"),
     [
