@@ -1,6 +1,7 @@
 """Every number of the config has a range: one out of it is a sentence, before anything is built."""
 
 import math
+import re
 from dataclasses import fields
 
 import pytest
@@ -40,11 +41,26 @@ def test_a_number_out_of_its_range_is_a_sentence_with_the_key_and_the_range(sect
         if numbers.most < math.inf:
             wrong.append(numbers.most + 1)
         for value in wrong:
-            with error(rf"{name}='?{value}", rf"give a number (from|above) {numbers.least}"):
+            kind = "finite number" if value == math.inf and section != "augment" else "number"  # that is a text there
+            with error(rf"{name}='?{value}", rf"give a {kind} (from|above) {numbers.least}"):
                 checked(composed(f"{name}={value}"))
     for seed in (-1, 2**64):
         with error(f"seed={seed}: give a number from 0 to {2**64 - 1}"):
             checked(composed(f"seed={seed}"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("optim.weight_decay=.nan", "optim.weight_decay=nan"),
+        ("optim=adamw optim.betas=[0.9,.nan]", "optim.betas=[0.9, nan]"),
+        ("schedule=step schedule.gamma=.nan", "schedule.gamma=nan"),
+    ],
+)
+def test_a_number_of_torchs_classes_that_is_nan_is_refused_before_training(setting, named, tmp_path, error):
+    with error(f"^{re.escape(named)}: give a number, not NaN"):
+        train(tmp_path, setting)
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("key", WRONG)
