@@ -6,19 +6,23 @@ training_step is not run, as it may change weights.
 It also finds out whether the loss adds up the samples, or is their mean: parts of a batch are weighted accordingly.
 """
 
+import gc
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from types import SimpleNamespace
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from data import attribute_of
 from data.transform import form_of
-from loaders import ExpectedError, tensors
+from loaders import ExpectedError
 from training.checks import are_close, are_equal_batches
 from training.config import ConfigError
 from training.datasets import Datasets, delivered
@@ -30,6 +34,11 @@ from training.tasks import Batch, is_better_higher, loss_setting
 from training.trainer import Trainer, evaluating, located
 
 log = logging.getLogger(__name__)
+
+MOST = 10_000  # objects that an attribute leads to, and that are looked into
+ITEMS = 1000  # of a container, and keys of a dict
+FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)  # which lead to a module, or to all of an object
+NOT_WALKED = (str, bytes, int, float, complex, type(None), type, ModuleType, *FUNCTIONS)
 
 UNREPEATABLE_AUGMENT = (
     "augment.transform gives another batch when the first one is augmented again with the same random numbers, so a "
@@ -257,11 +266,33 @@ def unregistered(trainer: Trainer, known: set[int]) -> list[str]:
     attributes |= {f"trainer.{name}": value for name, value in trainer.added_attributes().items()}
     found = []
     for name, value in attributes.items():
-        held = tensors(SimpleNamespace(value=value))  # an attribute: a dataset in it is not read, as a batch would be
-        weights = [tensor for tensor in held if isinstance(tensor, nn.Parameter)]
-        if any(weight.requires_grad and id(weight) not in known for weight in weights):
+        if any(weight.requires_grad and id(weight) not in known for weight in weights_in(value)):
             found.append(name)
     return found
+
+
+def weights_in(attribute: Any) -> Iterator[nn.Parameter]:
+    """The parameters that an attribute leads to, along the references that Python's garbage collector knows.
+
+    It calls no code of the user's, and reads no dataset. What is far away is left out: see MOST and ITEMS.
+    """
+    seen: dict[int, Any] = {}  # keeps the objects: an id is reused
+    waiting = deque([attribute])
+    while waiting and len(seen) < MOST:
+        part = waiting.popleft()
+        if id(part) in seen or isinstance(part, NOT_WALKED):
+            continue
+        seen[id(part)] = part
+        if isinstance(part, nn.Parameter):
+            yield part
+        if isinstance(part, Tensor):
+            continue
+        if isinstance(part, nn.Module):
+            yield from part.parameters()
+        is_array = isinstance(part, np.ndarray)
+        referents = part.ravel().tolist() if is_array and part.dtype == object else gc.get_referents(part)
+        walked = [item for item in islice(referents, ITEMS) if not isinstance(item, NOT_WALKED)]
+        waiting.extend(walked[: MOST - len(waiting)])
 
 
 def check_optimized(trainer: Trainer) -> None:

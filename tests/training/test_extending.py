@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import deque
 from contextlib import nullcontext
 from copy import deepcopy
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from tests.configs import (
     untimed,
 )
 from tests.training.extensions import Images, Linear, Spy, Worst, lying
+from training.dry_run import MOST, weights_in
 from training.results import SUMMARY_KEYS
 from training.stopping import Stopped
 from training.trainer import Trainer
@@ -701,7 +703,15 @@ class Unseen(Linear):
     def add(self, place, **_):
         layer = nn.Linear(2, 2)
         frozen = nn.Linear(2, 2).requires_grad_(False)
-        places = {"list": [layer], "dict": {"a": layer}, "parameter": (layer.weight,), "frozen": [frozen]}
+        cycle = [deque()]
+        cycle[0] += [cycle, {"itself": cycle}, layer]
+        places = {
+            "list": [layer],
+            "dict": {"a": layer},
+            "parameter": (layer.weight,),
+            "frozen": [frozen],
+            "cycle": cycle,
+        }
         self.hidden = places.get(place, SimpleNamespace(scales={"a": layer.weight}))
         if place == "list":
             self.module = nn.Sequential(nn.ReLU())
@@ -737,12 +747,23 @@ def test_weights_in_an_object_that_torch_does_not_see_are_warned_of(tmp_path, ca
     assert [text.split()[0] for text in caplog.messages if "torch does not see them" in text] == [named]
 
 
-@pytest.mark.parametrize("place", ["list", "dict", "parameter", "object", "frozen"])
+@pytest.mark.parametrize("place", ["list", "dict", "parameter", "object", "frozen", "cycle"])
 def test_layers_in_a_container_that_torch_does_not_see_are_warned_of(tmp_path, caplog, place):
     train(tmp_path, f"model._target_={__name__}.Unseen +model.place={place} train.max_steps=1")
     name = {"list": "model.module.inner", "frozen": None}.get(place, "model.hidden")
     said = [text for text in caplog.messages if "torch does not see them" in text]
     assert [text.split()[0] for text in said] == [name] * (name is not None)
+
+
+def test_of_what_an_attribute_leads_to_the_nearest_objects_are_looked_into():
+    def behind(value, depth):
+        for _ in range(depth):
+            value = [{"ids": list(range(2000))}, value]
+        return value
+
+    weight = nn.Parameter(torch.ones(()))
+    for depth, found in ((1000, [weight]), (MOST, [])):
+        assert list(weights_in(behind(weight, depth))) == found
 
 
 class Loads:
