@@ -55,6 +55,8 @@ def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> 
     """
     first, doubled, _ = read_first((dataset, False), collate)
     batch = check_batch(first, doubled, dataset, task)
+    if task.label:
+        task.cast_labels(batch[task.label])
     if collate is None and offers(dataset, "read_batch"):
         indices = np.arange(min(2, len(dataset)))
         spec = dataset.sample_spec()

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.data import default_collate
 
 from tests.data.reading import refused
-from training.checks import check_batch
+from training.checks import check_batch, check_dataset
 from training.parts import rows_of
 from training.tasks import RENAMED, Classification, Multilabel, Regression, Task
 
@@ -139,6 +139,19 @@ def test_regression_takes_outputs_and_labels_with_and_without_a_dimension_of_the
             assert own.loss(outputs, labels) == 0.5, "a loss of one's own is not broadcast to (B, B) either"
         assert own.all_scores(outputs, labels)["error"].flatten().tolist() == [-1, 0]
         assert values(task.scores(*task.align_shapes(outputs, labels))) == {"mae": [1, 0], "mse": [1, 0]}
+
+
+@pytest.mark.parametrize("label", [[0, 1, 1], (0, 1, 1), [0.0, 1.0, 1.0]])
+@pytest.mark.parametrize("kind", [Classification, Multilabel, Regression])
+def test_labels_that_are_lists_or_tuples_are_refused_with_what_to_return(kind, label):
+    samples = [{"image": torch.zeros(2), "label": label}] * 2
+    for task in (kind(THREE), kind(THREE, loss=functional.mse_loss)):
+        with refused(r"the labels of a batch are a list.*torch\.tensor\(label\)"):
+            task.loss(LOGITS[:2], default_collate(samples)["label"])
+        with refused("give the numbers of classes" if kind is Classification else r"torch\.tensor\(label\)"):
+            check_dataset(samples, task)
+    arrays = [{"image": torch.zeros(2), "label": np.array(label, np.float32)}] * 2
+    check_dataset(arrays, kind(THREE))
 
 
 def test_shapes_that_would_be_broadcast_are_refused_for_each_task():
