@@ -171,30 +171,32 @@ def load(path: str, name: str | None, label: str | None, **options: Any) -> dict
             return saved if isinstance(saved, dict) else {"train": saved}
         if folder.is_dir():
             path = str(folder.resolve())
-            if files := files_with_other_names(datasets, path, name, label):
+            kind, files = files_with_other_names(datasets, path, name, label)
+            if files:
                 return {
-                    split: datasets.load_dataset("parquet", data_files={split: files[split]}, split=split, **options)
+                    split: datasets.load_dataset(kind, data_files={split: files[split]}, split=split, **options)
                     for split in files
                 }
         return datasets.load_dataset(path, name, **options)
 
 
-def files_with_other_names(datasets: Any, path: str, name: str | None, label: str | None) -> dict[str, list[str]]:
-    """The parquet files of a local folder by split, if the splits have different names of classes; else nothing.
+def files_with_other_names(
+    datasets: Any, path: str, name: str | None, label: str | None
+) -> tuple[str, dict[str, list[str]]]:
+    """The kind of a local folder's files, and the files by split if the splits have different names of classes.
 
     The package would give all splits the names of the first one, and leave their numbers as they are.
     Raises DataError if files of one split have different names.
     """
     builder = datasets.load_dataset_builder(path, name)
-    if builder.name != "parquet":
-        return {}
+    if builder.name not in ("parquet", "arrow"):  # others do not state the names
+        return builder.name, {}
     files = {str(split): [*paths] for split, paths in builder.config.data_files.items()}
-    read_schema = importlib.import_module("pyarrow.parquet").read_schema
     of_splits = []
     for paths in files.values():
         of_split: dict[str, list[str]] = {}
         for file in paths:
-            features = datasets.Features.from_arrow_schema(read_schema(file))
+            features = datasets.load_dataset(builder.name, data_files=[file], split="train", streaming=True).features
             columns = [column for column in features if hasattr(features[column], "names")]
             names = {column: features[column].names for column in columns if label in (None, column)}
             of_split = of_split or names
@@ -205,7 +207,8 @@ def files_with_other_names(datasets: Any, path: str, name: str | None, label: st
                 )
         if of_split:
             of_splits.append(of_split)
-    return files if any(names != of_splits[0] for names in of_splits) else {}
+    have_equal_names = all(names == of_splits[0] for names in of_splits)
+    return builder.name, {} if have_equal_names else files
 
 
 def choose_rows(splits: dict[str, Any], key: str, split: str | None, usual: Sequence[str]) -> Any:

@@ -102,21 +102,29 @@ def test_a_split_may_be_a_part_of_one_or_several(save_rows):
 
 @pytest.fixture
 def save_files(tmp_path):
-    """A function that writes a parquet file for each argument, with a sample for each of the classes' names."""
+    """A function that writes a file for each argument, with a sample for each of the classes' names."""
 
-    def save(**files):
+    def save(form="parquet", **files):
         for name, classes in files.items():
             features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=classes)})
             columns = {"image": [{"bytes": b"", "path": None}] * len(classes), "label": [*range(len(classes))]}
-            datasets.Dataset.from_dict(columns, features).to_parquet(tmp_path / "files" / f"{name}.parquet")
+            rows = datasets.Dataset.from_dict(columns, features)
+            file = tmp_path / "files" / f"{name}.{form}"
+            file.parent.mkdir(exist_ok=True)
+            if form == "parquet":
+                rows.to_parquet(file)
+            else:
+                rows.save_to_disk(tmp_path / name)
+                (tmp_path / name / "data-00000-of-00001.arrow").rename(file)
         return tmp_path / "files"
 
     return save
 
 
 @pytest.mark.parametrize("classes", [["bee", "cow"], ["cow", "ant", "bee"], ["ant", "bee", "cow", "dog"]])
-def test_each_split_of_parquet_files_keeps_the_names_of_its_own_classes(save_files, classes):
-    path = save_files(train=["ant", "bee", "cow"], test=classes)
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_each_split_of_a_folder_keeps_the_names_of_its_own_classes(save_files, form, classes):
+    path = save_files(form, train=["ant", "bee", "cow"], test=classes)
     for kind in (HuggingFace, HuggingFaceStream):
         train, test = (kind(is_train, path) for is_train in (True, False))
         assert [*train.classes] == ["ant", "bee", "cow"] and [*test.classes] == classes
