@@ -289,7 +289,7 @@ def not_finite(values: Iterable[tuple[str, Any]]) -> dict[str, str]:
     for name, value in values:
         if isinstance(value, float):
             value = torch.tensor(value)
-        is_dense = isinstance(value, Tensor) and value.layout is torch.strided
+        is_dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
         if is_dense and value.dtype in CHECKED and value.numel():
             tensors.setdefault((value.device, value.dtype), []).append((name, value.detach()))
     for alike in tensors.values():

@@ -9,6 +9,7 @@ import torch
 from data.synthetic import Synthetic
 from tests.configs import checkpoint, logged, metrics, steps, stop, train
 from tests.training.extensions import Linear
+from training.module_state import not_finite
 from training.stopping import Stopped
 from training.trainer import Trainer
 
@@ -248,3 +249,9 @@ class Masked(Linear):
     def add(self, **_):
         self.register_buffer("mask", torch.full((2,), -math.inf))
         self.frozen_mask = torch.nn.Parameter(torch.full((2,), -math.inf), requires_grad=False)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_not_looked_into(layout):
+    nested = torch.nested.nested_tensor([torch.tensor([math.nan]), torch.ones(2)], layout=layout)
+    assert not_finite([("nested", nested), ("dense", torch.tensor([math.nan]))]) == {"dense": "NaN"}
