@@ -7,6 +7,7 @@ import os
 import random
 import re
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from types import SimpleNamespace
@@ -177,6 +178,28 @@ class Heads(nn.Sequential):
 
     def forward(self, images):
         return {"logits": super().forward(images)}
+
+
+class Rows(Sequence):
+    """Makes its items when they are read."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+    def __len__(self):
+        return len(self.logits)
+
+    def __getitem__(self, index):
+        return self.logits[range(len(self))[index]]
+
+
+class OfRowsOfLogits(Heads):
+    def forward(self, images):
+        return Rows(super().forward(images)["logits"])
+
+
+def of_rows(outputs, labels):
+    return nn.functional.cross_entropy(torch.stack([*outputs]), labels)
 
 
 class Relabels(Classification):
@@ -502,6 +525,9 @@ FITTING = {
     "a stream of one sample": ONE,
     "first samples that cannot be read": fault("unreadable") + " loader.on_error=skip loader=workers",
     "float images": fault("floats"),
+    "outputs that are made when they are read": (
+        f"{own('model', 'OfRowsOfLogits')} task=own task.label=label task.loss={function('of_rows')}"
+    ),
     "a score of each class": f"task.scores={{brier: {function('of_each_class')}}}",
     "a metric with names of something else": metric("Foreign", "m_array") + " task.higher_is_better=true",
     "mixup of labels that are shares": fault("shares") + " augment.mixup=0.2",
