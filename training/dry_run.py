@@ -386,9 +386,13 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
 
 @contextmanager
 def tensors_put_back(modules: nn.Module) -> Iterator[None]:
-    """After the block weights and buffers are as before it. Copies are on the CPU: a device may have no room."""
+    """After the block weights and buffers are as before it. Copies are on the CPU: a device may have no room.
+
+    Raises ConfigError if the block has registered buffers that checkpoints would have.
+    """
     tensors = []
     empty = []  # a first forward pass may set such a buffer
+    names = {path: {*part._buffers} for path, part in modules.named_modules()}
     for part in modules.modules():
         for name, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
             tensors.append((part, name, value, value.detach().to("cpu", copy=True)))
@@ -405,6 +409,13 @@ def tensors_put_back(modules: nn.Module) -> Iterator[None]:
                     setattr(part, name, value)
         for part, name in empty:
             setattr(part, name, None)
+    for path, part in modules.named_modules():
+        for name in part._buffers.keys() - names.get(path, part._buffers.keys()) - part._non_persistent_buffers_set:
+            raise ConfigError(
+                f"{type(part).__name__} registers the buffer {name} in its forward pass, so that no new network could "
+                f'load a checkpoint with it: call self.register_buffer("{name}", None) in its constructor, and set '
+                f"self.{name} in forward"
+            )
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:

@@ -84,6 +84,20 @@ class Auxiliary(Linear):
         return (outputs, outputs) if self.training else outputs
 
 
+class Registers(Linear):
+    """Registers buffers in its forward pass: one that is saved, and another that is not."""
+
+    def add(self, name=None, **_):
+        self.name = name
+
+    def forward(self, images):
+        if not hasattr(self, "cached"):
+            self.register_buffer("cached", torch.ones(()), persistent=False)
+        if self.name and not hasattr(self, self.name):
+            self.register_buffer(self.name, images.mean())
+        return super().forward(images)
+
+
 class Forgetful(Trainer):
     def training_step(self, batch):
         super().training_step(batch)
@@ -399,6 +413,10 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
         "WithSchedules & tuple with list, list & conf/schedule",
     ),
     "two outputs in training mode only": (own("model", "Auxiliary"), "Auxiliary & training mode & not tuple"),
+    "a buffer that a forward pass registers": (
+        f"{own('model', 'Registers')} +model.name=shift",
+        r'Registers registers the buffer shift in its forward pass & self\.register_buffer\("shift", None\)',
+    ),
     "a step that returns nothing": (own("trainer", "Forgetful"), "Forgetful|training_step & None|return"),
     "scores without names": (own("trainer", "Unscored"), "evaluation_step & dict|name"),
     "a metric that needs indexes": (
@@ -545,6 +563,10 @@ FITTING = {
 def test_what_fits_trains(tmp_path, case):
     summary = train(tmp_path, IMAGES, "train.epochs=1", FITTING[case])
     assert np.isfinite(summary["test_loss"]) and steps(tmp_path)[0]["loss"] > 0
+
+
+def test_a_buffer_that_no_checkpoint_has_may_be_registered_in_a_forward_pass(tmp_path):
+    assert train(tmp_path, own("model", "Registers"), "train.epochs=1")["epochs"] == 1
 
 
 class Noisy(nn.Module):
