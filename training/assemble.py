@@ -15,7 +15,7 @@ from data.errors import explained
 from loaders import LoaderConfig, StatefulPreloader, build_loader
 from training.build import build
 from training.checkpoint import Checkpoints
-from training.checks import check_sampler
+from training.checks import check_sampler, check_settings
 from training.clock import Clock
 from training.config import Config, ConfigError
 from training.datasets import Datasets
@@ -41,6 +41,7 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
     cleanup.callback(torch.set_default_dtype, torch.get_default_dtype())
     if config.train.num_threads:
         torch.set_num_threads(config.train.num_threads)
+    check_settings(processes, config)
     new = Path(datetime.now().strftime("outputs/%Y-%m-%d_%H-%M-%S_%f"))
     # Hydra makes a folder in the main process alone (SILENT in command_line.py).
     results = Results(processes.from_main(lambda: folder or new), processes.is_main)

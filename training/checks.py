@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -19,9 +20,9 @@ from data import optional
 from data.errors import DataError, explained
 from data.subset import Subset
 from loaders import Random, WorkerLoader, move, offers, tensors
-from training.config import Config
+from training.config import Config, ConfigError, flat
 from training.processes import Processes
-from training.tasks import Batch, Task, wrong_label
+from training.tasks import Batch, Multilabel, Task, wrong_label
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ NOT_REPEATABLE_ORDER = (
     "seed; draw from the global generators, which are seeded for each epoch (docs/extending.md)"
 )
 FIRST_INDICES = 1000  # indices, or batches, of a sampler that are compared
+OWN_SETTINGS = ("train.resume", "train.init_from", "train.num_threads")  # of each process: of its machine
 MOST_AS_TEXT = 10**7  # above this many numbers, as masks have, their text would take 15 times their memory
 
 
@@ -203,21 +205,53 @@ def check_batch(batch: Any, doubled: Any, dataset: Any, task: Task) -> Batch:
         labels = batch[task.label] if task.label else None
         if not isinstance(labels, Tensor) or wrong_label(labels, below, task.ignored) is not None:
             raise DataError(f"{name} has the labels {labels}: give the numbers of classes, 0 to {below - 1}")
+    if task.label:
+        check_shares(name, batch[task.label], task)
     return batch
+
+
+def check_shares(name: str, labels: Any, task: Task) -> None:
+    """Raises DataError for a label of task=multilabel that is not in 0 to 1, unless `scored_mask` leaves it out."""
+    if not isinstance(task, Multilabel) or not isinstance(labels, Tensor):
+        return
+    is_wrong = ((labels < 0) | (labels > 1)) & task.label_mask(labels)
+    if is_wrong.any():
+        raise DataError(
+            f"{name} has the label {labels[is_wrong][0].item()}: give 1 for a class that the sample has, and 0 for "
+            "others; if it means that this is not known, let scored_mask of a task of yours leave it out"
+        )
 
 
 def check_labels(dataset: Any, task: Task) -> None:
     """Raises DataError if the dataset offers `labels`, and one of them is no class number."""
     labels = optional(dataset, "labels")
     below = task.label_below
-    if labels is None or below is None or is_stream(dataset):
+    if labels is None or is_stream(dataset):
         return
     values = np.asarray(labels)
-    if values.dtype.kind in "iu":
+    if values.dtype.kind in "iuf" and isinstance(task, Multilabel):
+        check_shares(f"labels of {type(dataset).__name__}", torch.from_numpy(values.astype(np.float32)), task)
+    if values.dtype.kind in "iu" and below is not None:
         place = wrong_label(torch.from_numpy(values.astype(np.int64)), below, task.ignored)
         if place is not None:
             label = f"labels[{place}] of {type(dataset).__name__} is {values[place]}"
             raise DataError(f"{label}: give the numbers of classes, 0 to {below - 1}")
+
+
+def check_settings(processes: Processes, config: Config) -> None:
+    """Raises ConfigError in all processes if settings that decide what is trained differ between them.
+
+    Those of data, model and loader may: folders and numbers of cores are other ones on another machine.
+    """
+    sections = asdict(config)
+    settings = flat({key: sections[key] for key in ("seed", "train", "optim", "schedule", "augment")})
+    first, *others = processes.gather({key: str(value) for key, value in settings.items()})
+    for key, value in first.items():
+        if different := [other[key] for other in others if other.get(key) != value and key not in OWN_SETTINGS]:
+            raise ConfigError(
+                f"{key} is {value} in the first process, and {different[0]} in another: all train one network, on "
+                "parts of one order, so give them the same"
+            )
 
 
 def check_processes(processes: Processes, name: str, dataset: Any, first: Any, is_repeatable: bool) -> None:

@@ -62,10 +62,11 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
         try_training(trainer, batch, smallest)
     names = dry_run_evaluation(trainer, data, data.val, data.test)
     is_known = None not in (trainer.training_loss_is_sum, trainer.evaluation_loss_is_sum)
-    if not is_known and divides_batches(trainer):
+    if not is_known:
         log.warning(
-            "whether the loss adds up samples is not known, so not assumed: that of the first ones is 0, or random "
-            "in evaluation mode, or they cannot be repeated; a task.loss with reduction=sum or mean says it"
+            "whether the loss adds up samples is not known, so it is taken for a mean: that of the first ones is 0, "
+            "or random in evaluation mode, or they cannot be repeated; a parameter of task.loss, reduction: sum or "
+            "mean, says it"
         )
     if trainer.training_loss_is_sum:
         log.info("the loss adds up samples: the gradients are its own, and it is logged divided by their number")

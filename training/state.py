@@ -61,7 +61,10 @@ def save(run: Run) -> None:
         run.checkpoints.save(state_of(run))
         return
     run.checkpoints.restart_interval()
-    run.stop_or_warn(f"no checkpoint is saved: {', '.join(names[:3])}")
+    found = f"no checkpoint is saved: {', '.join(names[:3])}"
+    if all(name.startswith("infinity") for name in names):
+        found += " (a tensor that is meant to hold some has to hold some when it is built)"
+    run.stop_or_warn(found)
 
 
 def warn_of_unsaved(run: Run) -> None:

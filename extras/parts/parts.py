@@ -2,6 +2,7 @@
 
 import logging
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -94,7 +95,11 @@ def relative_difference(trainer: Trainer, batch: dict[str, Any]) -> float:
 def gradient(trainer: Trainer, batch: dict[str, Any]) -> Tensor:
     """The gradient of the batch's loss, as far as it is compared."""
     weights = [weight for weight in trainer.all_modules.parameters() if weight.requires_grad]
-    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):  # its recurrent networks need training mode
-        loss = trainer.scaler.scale(trainer.loss_of(batch))
+    # Not in fp16: without a scale its gradients may be 0, with one those of a single sample infinite.
+    is_fp16 = trainer.scaler.is_enabled()
+    autocast = torch.autocast(trainer.device.type, enabled=False) if is_fp16 else nullcontext()
+    # The recurrent networks of cudnn need training mode.
+    with autocast, torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+        loss = trainer.loss_of(batch)
         gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
     return torch.cat([part.to_dense().flatten()[:SHOWN] for part in gradients])

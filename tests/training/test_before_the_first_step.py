@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from copy import deepcopy
 from types import SimpleNamespace
 
@@ -23,9 +24,10 @@ from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
 from data.errors import DataError
 from data.subset import Subset
 from loaders import seed_globals
-from tests.configs import EXTENSIONS, IMAGES, checkpoint, metrics, steps, train
+from tests.configs import EXTENSIONS, FAST, IMAGES, checkpoint, composed, metrics, steps, train
 from tests.training.extensions import Faulty, Images, Linear, Stream, Worst, lying
-from training.checks import check_dataset, check_processes, check_sampler, first_indices
+from training.checks import check_dataset, check_processes, check_sampler, check_settings, first_indices
+from training.config import ConfigError, checked
 from training.preprocessing import check_layout
 from training.tasks import Classification
 from training.trainer import Trainer
@@ -760,6 +762,24 @@ def test_a_sampler_whose_order_cannot_be_repeated_is_named_and_the_check_leaves_
     assert before.items() <= vars(sampler).items()
     assert ("gives other indices when it is read again" in caplog.text) == is_named
     assert (first is None) == (is_named or hasattr(sampler, "lock"))
+
+
+@pytest.mark.parametrize(
+    ("key", "is_refused"),
+    [
+        ("seed", True),
+        ("optim.lr", True),
+        ("train.batch_size", True),
+        ("train.num_threads", False),
+        ("data.root", False),
+    ],
+)
+def test_processes_with_other_settings_of_what_is_trained_are_refused_by_the_key(key, is_refused):
+    config = checked(composed(*FAST))
+    others = SimpleNamespace(gather=lambda value: [value, value | ({key: "other"} if key in value else {})])
+    sentence = rf"^{key} is .* in the first process, and other in another"
+    with pytest.raises(ConfigError, match=sentence) if is_refused else nullcontext():
+        check_settings(others, config)
 
 
 def test_of_large_batches_as_many_are_read_as_have_a_thousand_indices():

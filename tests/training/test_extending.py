@@ -440,6 +440,22 @@ def test_an_attribute_that_nothing_would_read_is_refused_where_it_is_set(tmp_pat
         train(tmp_path, f"+callbacks.mine={{_target_: {__name__}.Sets, owner: {owner}}}")
 
 
+class Replaces:
+    """Replaces an object that the loaders have."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def on_epoch_end(self, run):
+        setattr(run.data, self.name, getattr(run.data, self.name))
+
+
+@pytest.mark.parametrize("name", ["train", "test", "collate", "augment", "transform"])
+def test_an_object_that_the_loaders_have_is_refused_where_it_is_replaced(tmp_path, error, name):
+    with error(rf"run\.data\.{name} cannot be replaced"):
+        train(tmp_path, f"+callbacks.mine={{_target_: {__name__}.Replaces, name: {name}}}")
+
+
 class Returns:
     def on_step(self, run):
         return -1

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from torch import nn
 
 from data.synthetic import Synthetic
 from tests.configs import checkpoint, logged, metrics, steps, stop, train
@@ -75,6 +76,31 @@ def test_gradients_that_are_not_finite_end_the_run_at_the_next_line_or_save(tmp_
         train(tmp_path, f"trainer._target_={__name__}.Exploding train.log_interval=1", more)
     assert steps(tmp_path)[-1]["step"] == last
     assert all(saved(tmp_path).values())
+
+
+class Clips(Trainer):
+    """Logs the norm of its gradients, as fp16 scales them or not."""
+
+    def optimizer_step(self, optimizer):
+        self.scaler.unscale_(optimizer)  # as torch's documentation says
+        super().optimizer_step(optimizer)
+
+
+class Watches(Trainer):
+    def optimizer_step(self, optimizer):
+        self.log(norm=nn.utils.get_total_norm([weight.grad for weight in self.model.parameters()]))
+        super().optimizer_step(optimizer)
+
+
+@pytest.mark.parametrize("more", ["", "train.clip_norm=1"])
+def test_an_optimizer_step_of_ones_own_gets_gradients_without_the_scale_of_fp16(tmp_path, more):
+    norms = []
+    for precision in ("fp32", "fp16"):
+        settings = f"train.precision={precision} train.log_interval=1 train.max_steps=4 data.length=64 {more}"
+        train(tmp_path / precision, f"trainer._target_={__name__}.Watches", settings)
+        norms.append(logged(tmp_path / precision, "norm"))
+        train(tmp_path / f"own-{precision}", f"trainer._target_={__name__}.Clips", settings)
+    assert norms[1] == pytest.approx(norms[0], rel=0.05)
 
 
 class Huge(Trainer):

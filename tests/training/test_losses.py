@@ -207,8 +207,10 @@ def without_gradient(outputs, labels):
     return outputs.sum() * 0
 
 
-def test_that_a_sum_cannot_be_told_from_a_mean_is_said_once(tmp_path, caplog):
-    train(tmp_path, *FAST, f"task.loss={{_target_: {__name__}.without_gradient, _partial_: true}} train.accumulate=2")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_that_a_sum_cannot_be_told_from_a_mean_is_said_once(tmp_path, caplog, parts):
+    loss = f"task.loss={{_target_: {__name__}.without_gradient, _partial_: true}}"
+    train(tmp_path, *FAST, f"{loss} train.accumulate={parts}")
     assert caplog.text.count("is not known") == 1
 
 

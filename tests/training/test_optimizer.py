@@ -28,15 +28,16 @@ def test_weights_decay_and_biases_and_norms_do_not_and_a_checkpoints_state_fits_
 
 
 @pytest.mark.parametrize(
-    ("names", "trained"),
+    ("layers", "names", "trained"),
     [
-        ("backbone", ["fc.weight", "fc.bias"]),
-        (["backbone", "fc.bias"], ["fc.weight"]),
-        (["1", "10.bias"], ["10.weight", "fc.weight", "fc.bias"]),
+        (("1", "10", "fc"), "backbone", ["fc.weight", "fc.bias"]),
+        (("1", "10", "fc"), ["backbone", "fc.bias"], ["fc.weight"]),
+        (("1", "10", "fc"), ["1", "10.bias"], ["10.weight", "fc.weight", "fc.bias"]),
+        (("backbone", "neck", "fc"), "backbone", ["neck.weight", "neck.bias", "fc.weight", "fc.bias"]),
     ],
 )
-def test_named_layers_are_frozen(names, trained):
-    model = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("1", "10", "fc")})
+def test_named_layers_are_frozen(layers, names, trained):
+    model = nn.ModuleDict({name: nn.Linear(2, 2) for name in layers})
     freeze(model, names)
     assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == trained
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.data import default_collate
 
 from tests.data.reading import refused
-from training.checks import check_batch, check_dataset
+from training.checks import check_batch, check_dataset, check_labels
 from training.parts import rows_of
 from training.tasks import RENAMED, Classification, Multilabel, Regression, Task
 
@@ -116,6 +116,28 @@ def test_with_many_classes_the_best_five_are_scored_too():
     many = SimpleNamespace(classes=[str(number) for number in range(20)])
     logits = torch.arange(20.0).repeat(2, 1)
     assert values(Classification(many).scores(logits, torch.tensor([15, 14]))) == {"accuracy": [0, 0], "top5": [1, 0]}
+
+
+class Partial(Multilabel):
+    """Of some classes it is not known whether a sample has them: their label is -1."""
+
+    def scored_mask(self, labels):
+        return labels >= 0
+
+
+def test_labels_of_multilabel_that_are_no_shares_are_refused_unless_a_task_leaves_them_out():
+    labels = torch.tensor([[1, -1, 0], [0, 1, -1]])
+    batch = {"image": LOGITS[:2], "label": labels}
+    data = SimpleNamespace(classes=THREE.classes, labels=labels.numpy())
+    for check in (lambda task: check_batch(batch, batch, None, task), lambda task: check_labels(data, task)):
+        check(Partial(THREE))
+        with refused(r"the label -1.*scored_mask"):
+            check(Multilabel(THREE))
+    task = Partial(THREE)
+    logits = torch.tensor([[1.0, 1, -1], [-1, 1, 1]])
+    assert values(task.scores(logits, labels)) == {"f1": [1, 1], "exact": [1, 1]}
+    assert torch.equal(task.for_metrics(logits, labels)[1], labels)
+    assert values(task.scores(-logits, labels)) == {"f1": [0, 0], "exact": [0, 0]}
 
 
 def test_multilabel_scores_each_samples_own_classes():

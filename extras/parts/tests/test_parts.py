@@ -86,7 +86,7 @@ def test_a_training_step_of_ones_own_is_said_not_to_be_checked_once_and_only_if_
         torchs("MultiMarginLoss"),
     ],
 )
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_loss_whose_parts_add_up_is_not_warned_of_and_nothing_else_changes(tmp_path, caplog, loss, precision):
     check_that_nothing_changes(tmp_path, f"task.loss={loss} train.precision={precision} model=small_cnn model.width=4")
     assert "loss_denominator" not in caplog.text
