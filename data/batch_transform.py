@@ -134,6 +134,7 @@ class BatchTransform:
             self.stages.append(("pixels from 0 to 1", to_floats))
             for function in functions:
                 takes = label is not None and takes_labels(function)
+                check_arguments(function, 2 if takes else 1)
                 self.stages.append((f"augment.transform: {name_of(function)}", partial(self._call, function, takes)))
             self.stages.append(("normalised", partial(self._normalize_floats, normalize)))
         elif normalize is not None:
@@ -212,6 +213,20 @@ class BatchTransform:
             share = mix(part, np.random.default_rng(int(seed * 2**53)), alpha)
             mixed.append(part_shares.lerp(part_shares.roll(1, 0), 1 - share))
         return {**batch, self.label: torch.cat(mixed)}
+
+
+def check_arguments(function: Callable[..., Any], count: int) -> None:
+    """Raises DataError for a function of augment.transform that cannot be called with `count` arguments."""
+    call = function.forward if isinstance(function, nn.Module) else function
+    try:
+        inspect.signature(call).bind(*[None] * count)
+    except TypeError as error:
+        raise DataError(
+            f"augment.transform: {name_of(function)} is called with the images, and with the labels if it has a "
+            f"parameter `labels` ({error}): call it in a function of yours that takes these"
+        ) from error
+    except ValueError:  # some builtins have no signature
+        pass
 
 
 def takes_labels(step: Callable[..., Any]) -> bool:

@@ -113,8 +113,6 @@ class ImageFolder(ImageFiles):
             )
             self.files, self.labels = np.array([], dtype=bytes), np.array([], dtype=int)
             return
-        if train and len(self.classes) == 1:
-            log.warning("%s has only one class, %s: there is nothing to learn", self.folder, self.classes[0])
         present = self.classes if train else class_folders(self.folder)
         numbers = numbers_in(self.classes, present)
         # The folder of each class: in val/ its name may differ in case, or in how an accent is written.

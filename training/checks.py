@@ -145,10 +145,11 @@ def unrepeatable(dataset: Any, is_test: bool, collate: Callable | None) -> dict[
         for seed in (0, 0, 1) if is_test else (0, 0):
             with WorkerLoader(dataset, count, sampler=range(count), seed=seed, collate_fn=make_batch) as loader:
                 batches += list(loader)
+        name = type(dataset).__name__ + (" or data.collate" if collate else "")
         if not are_equal_batches(*batches[:2]):
-            return {NOT_REPEATABLE % type(dataset).__name__: False}
+            return {NOT_REPEATABLE % name: False}
         if not are_equal_batches(batches[0], batches[-1]):
-            return {RANDOM_TEST % type(dataset).__name__: True}
+            return {RANDOM_TEST % name: True}
     return {}
 
 

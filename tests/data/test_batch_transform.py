@@ -66,6 +66,11 @@ def test_what_is_not_a_batch_of_images_is_a_sentence(step):
         made(step)
 
 
+def test_a_function_that_needs_something_else_than_images_and_labels_is_refused_when_it_is_given():
+    with refused(r"augment\.transform: <lambda> is called with the images.*'target'.*in a function of yours"):
+        BatchTransform(NORMALIZE, [lambda images, target: images])
+
+
 def test_a_second_normalisation_is_warned_of_once(caplog):
     transform = BatchTransform(NORMALIZE, [v2.Normalize(NORMALIZE.mean, NORMALIZE.std)], label=None)
     with caplog.at_level(logging.WARNING):

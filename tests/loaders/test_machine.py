@@ -1,10 +1,11 @@
 """What a process may use of its machine, read from files laid out as the kernel does."""
 
 import os
+import socket
 
 import pytest
 
-from loaders.machine import available_cores, available_memory
+from loaders.machine import MachineFull, available_cores, available_memory, full_machine_explained
 
 V2 = {"proc/self/cgroup": "0::/jobs/7\n"}
 GROUPS = "sys/fs/cgroup"
@@ -56,3 +57,8 @@ def test_the_memory_is_what_is_free_within_the_limit_where_files_that_can_be_dro
     }
     assert available_memory(machine(**V2, **limit, **free)) == 1000000
     assert available_memory(machine(**{"proc/self/cgroup": "0::/\n"})) == 4000 * 1024
+
+
+def test_a_socket_whose_path_is_too_long_gets_what_to_shorten():
+    with pytest.raises(MachineFull, match="TMPDIR is too long"), full_machine_explained("starting a worker process"):
+        socket.socket(socket.AF_UNIX).bind("/tmp/" + 200 * "x")

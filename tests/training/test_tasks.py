@@ -112,6 +112,14 @@ def test_class_weights_that_cannot_be_are_a_sentence(labels, weights, said):
         Classification(data, class_weights=weights)
 
 
+def test_a_single_class_is_warned_of_unless_a_loss_of_ones_own_may_learn_from_it(caplog):
+    one = SimpleNamespace(classes=["defect"])
+    Classification(one, loss=functional.mse_loss)
+    assert not caplog.text
+    Classification(one)
+    assert "only one class, defect: there is nothing to learn" in caplog.text
+
+
 def test_with_many_classes_the_best_five_are_scored_too():
     many = SimpleNamespace(classes=[str(number) for number in range(20)])
     logits = torch.arange(20.0).repeat(2, 1)
