@@ -137,7 +137,8 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Cla
                 labels = labels.argmax(1)
             evaluation.add(batch, labels, task.predictions(aligned), mask)
         elif evaluation is not None:
-            evaluation.count(labels > 0, aligned > 0)
+            mask = task.label_mask(labels)
+            evaluation.count((labels > 0) & mask, (aligned > 0) & mask)
         outputs.clear()
         return scores
 

@@ -26,7 +26,7 @@ from tests.data.fakes import write_fashion, write_images, write_table
 from tests.data.reading import refused
 from train import train_model
 from training.checkpoint import best_or_newest
-from training.tasks import Classification
+from training.tasks import Classification, Multilabel
 from training.trainer import Trainer
 
 HERE = __name__.rpartition(".")[2]
@@ -130,6 +130,17 @@ class Several(Crops):
 
     def __getitem__(self, index):
         return torch.full((8, 8, 3), 6 * index, dtype=torch.uint8), self.labels[index]
+
+
+class Unknown(Several):
+    """Of some labels it is not known whether the sample has the class."""
+
+    labels = torch.arange(80).reshape(40, 2) % 3 - 1
+
+
+class Known(Multilabel):
+    def scored_mask(self, labels):
+        return labels >= 0
 
 
 TABLE = f"data._target_={HERE}.Table task=regression task.inputs=[left,right] task.label=y model._target_={HERE}.MLP"
@@ -635,17 +646,18 @@ def test_an_export_that_fails_or_has_other_outputs_is_refused_and_leaves_no_file
     assert not (tmp_path / "model.pt2").exists()
 
 
-def test_a_run_with_several_classes_per_sample_has_a_column_and_a_row_for_each(tmp_path, capsys):
-    several = f"data._target_={HERE}.Several task=multilabel model=linear train.batch_size=8 train.epochs=1"
-    train(tmp_path, several)
+@pytest.mark.parametrize(("data", "task"), [(Several, "training.tasks.Multilabel"), (Unknown, f"{HERE}.Known")])
+def test_a_run_with_several_classes_per_sample_has_a_column_and_a_row_for_each(tmp_path, capsys, data, task):
+    several = f"data._target_={HERE}.{data.__name__} task=multilabel task._target_={task} model=linear"
+    train(tmp_path, several, "train.batch_size=8 train.epochs=1")
     network = FinishedRun(tmp_path)
     images = torch.stack([network.data.test[index][0] for index in range(40)])
     probabilities = network.outputs(network.data.transform({"image": images, "label": None})).sigmoid()
     rows = predicted(tmp_path, tmp_path / "p")
     found = [[float(row[f"probability_{name}"]) for name in "ab"] for row in rows]
     assert torch.allclose(torch.tensor(found), probabilities, atol=1e-5)
-    predicted_to_have = probabilities > 0.5
-    has = Several.labels > 0
+    predicted_to_have = (probabilities > 0.5) & (data.labels >= 0)
+    has = data.labels > 0
     right = (predicted_to_have & has).sum(0)
     rows = evaluate.main([str(tmp_path)])["classes"]
     assert [row["samples"] for row in rows] == has.sum(0).tolist()
