@@ -26,14 +26,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.loss import _Loss
 
 from loaders import generators_of, is_generator
 from training.checks import differ
 from training.config import ConfigError
 from training.optimizer import RATES, as_builtin, settings_of_groups, weights_of
-from training.resume import layer_of, name_in
+from training.resume import empty_buffers
 from training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -246,40 +244,6 @@ class ModuleState:
         } - self.empty_at_start
         weights = {name: id(weight) for name, weight in self._trainer.all_modules.named_parameters()}
         return weights, buffers, sorted(map(id, [*weights_of(optimizers), *optimizers]))
-
-
-def empty_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """The module and attribute of each buffer that is None, as a first forward pass may fill it, by name.
-
-    Not those of torch's norms and losses, whose None is a setting, such as track_running_stats=False.
-    """
-    return {
-        f"{path}.{name}".lstrip("."): (part, name)
-        for path, part in module.named_modules()
-        for name, buffer in part._buffers.items()
-        if buffer is None and not isinstance(part, _NormBase | _Loss)
-    }
-
-
-def fill_buffers(module: nn.Module, saved: dict[str, Any], device: torch.device) -> None:
-    """Fills the empty buffers that a state_dict has: load_state_dict takes none for a buffer that is None.
-
-    It names them as load_weights does, and fills none of a layer that has another size there.
-    """
-    own = module.state_dict()
-    empty = empty_buffers(module)
-    values = {name_in(own | empty, name): value for name, value in saved.items()}
-    shapes = [{name: getattr(value, "shape", None) for name, value in state.items()} for state in (own, values)]
-    new = {layer_of(name) for name in own.keys() & values.keys() if shapes[0][name] != shapes[1][name]}
-    for name, (part, attribute) in empty.items():
-        if name in values and layer_of(name) not in new and attribute not in part._non_persistent_buffers_set:
-            setattr(part, attribute, values[name].to(device, copy=True))
-
-
-def load_module(module: nn.Module, saved: dict[str, Any], device: torch.device) -> None:
-    """Does what load_state_dict does, also for buffers that are None before the first forward pass."""
-    fill_buffers(module, saved, device)
-    module.load_state_dict(saved)
 
 
 def not_finite(values: Iterable[tuple[str, Any]]) -> dict[str, str]:

@@ -2,9 +2,9 @@
 
 1. Which run: `named_path`. command_line.complete puts its overrides before the new ones, and stays in its folder;
    of a checkpoint file, and in a sweep, the new run gets a folder of its own.
-2. Which file, and what of it: `choose_origin`. state.load_origin loads it, and weights by `load_weights`: a layer is
-   loaded whole or not at all, one of another size stays new. Run.start loads the states of the callbacks;
-   Best.load_state_dict decides whether the best score stays.
+2. Which file, and what of it: `choose_origin`. state.load_origin loads it: modules by `load_module`, and weights alone
+   by `load_weights`: a layer is loaded whole or not at all, one of another size stays new. Run.start loads the states
+   of the callbacks; Best.load_state_dict decides whether the best score stays.
 3. Which number each class has: `Origin.classes_for`. data/classes.py translates the labels.
 4. What has changed: `changes_since`. The log names it; the loader and the network refuse what does not fit them.
    What a changed setting replaces is decided where it is loaded: in state.load_state (the loader's lengths and batch
@@ -20,8 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.utils import to_absolute_path
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.loss import _Loss
 
 from data.classes import are_same, listed
 from data.errors import explained, home_path
@@ -203,29 +206,6 @@ def sentences(changed: dict[str, str], left_out: tuple[str, ...] = ()) -> str:
     return "; ".join(sentence for key, sentence in changed.items() if not key.startswith(left_out))
 
 
-def load_weights(source: Weights, model: nn.Module) -> None:
-    """Loads the weights into the layers of these names. Raises ConfigError if the network has none of them."""
-    own = model.state_dict()
-    weights = {name_in(own, name): weight for name, weight in source.tensors.items()}
-    common = own.keys() & weights.keys()
-    new = {layer_of(name) for name in common if own[name].shape != weights[name].shape}
-    taken = {name: weights[name] for name in common if layer_of(name) not in new}
-    if not taken:
-        theirs = ", ".join(weights)[:150]
-        ours = ", ".join(own)[:150]
-        raise ConfigError(
-            f"train.init_from: {source.path} has none of the layers of the network: the file has {theirs}; the "
-            f"network {ours}"
-        )
-    missing, _ = model.load_state_dict(taken, strict=False)  # torch does not miss the counts of old batch norms
-    new |= {layer_of(name) for name in missing}
-    unused = {layer_of(name) for name in weights.keys() - own.keys()}
-    log.info(
-        "train.init_from: %d of %d tensors come from %s; new layers, of another size or not in it: %s; not used: %s",
-        *(len(taken), len(own), source.path, listed(sorted(new)) or "none", listed(sorted(unused)) or "none"),
-    )
-
-
 def read_weights(path: Path) -> Weights:
     """The tensors in a file of train.init_from."""
     with explained(
@@ -259,11 +239,76 @@ def evaluated_weights(state: State) -> dict[str, Tensor]:
     return {name: averaged[name] for name in weights if name in averaged}
 
 
+def load_weights(source: Weights, model: nn.Module, device: torch.device) -> None:
+    """Loads the weights into the layers of these names. Raises ConfigError if the network has none of them."""
+    fill_buffers(model, source.tensors, device)
+    own = model.state_dict()
+    weights = {name_in(own, name): weight for name, weight in source.tensors.items()}
+    new = resized_layers(own, weights)
+    taken = {name: weight for name, weight in weights.items() if name in own and layer_of(name) not in new}
+    if not taken:
+        theirs = ", ".join(weights)[:150]
+        ours = ", ".join(own)[:150]
+        raise ConfigError(
+            f"train.init_from: {source.path} has none of the layers of the network: the file has {theirs}; the "
+            f"network {ours}"
+        )
+    missing, _ = model.load_state_dict(taken, strict=False)  # torch does not miss the counts of old batch norms
+    new |= {layer_of(name) for name in missing}
+    unused = {layer_of(name) for name in weights.keys() - own.keys()}
+    log.info(
+        "train.init_from: %d of %d tensors come from %s; new layers, of another size or not in it: %s; not used: %s",
+        *(len(taken), len(own), source.path, listed(sorted(new)) or "none", listed(sorted(unused)) or "none"),
+    )
+
+
+def load_module(module: nn.Module, saved: dict[str, Any], device: torch.device) -> None:
+    """Does what load_state_dict does, also for buffers that are None before the first forward pass."""
+    fill_buffers(module, saved, device)
+    module.load_state_dict(saved)
+
+
+def fill_buffers(module: nn.Module, saved: dict[str, Any], device: torch.device) -> None:
+    """Fills the empty buffers that a state_dict has: load_state_dict takes none for a buffer that is None.
+
+    It names them as load_weights does, and fills none of a layer that has another size there.
+    """
+    own = module.state_dict()
+    empty = empty_buffers(module)
+    values = {name_in(own | empty, name): value for name, value in saved.items()}
+    resized = resized_layers(own, values)
+    for name, (part, attribute) in empty.items():
+        if name in values and layer_of(name) not in resized and attribute not in part._non_persistent_buffers_set:
+            setattr(part, attribute, values[name].to(device, copy=True))
+
+
+def empty_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """The module and attribute of each buffer that is None, as a first forward pass may fill it, by name.
+
+    Not those of torch's norms and losses, whose None is a setting, such as track_running_stats=False.
+    """
+    return {
+        f"{path}.{name}".lstrip("."): (part, name)
+        for path, part in module.named_modules()
+        for name, buffer in part._buffers.items()
+        if buffer is None and not isinstance(part, _NormBase | _Loss)
+    }
+
+
 def name_in(own: dict[str, Any], name: str) -> str:
     """The name without what wrappers of a network put before it, unless the network has that name."""
     while name not in own and (wrapper := WRAPPER.match(name)):
         name = name[wrapper.end() :]
     return name
+
+
+def resized_layers(own: dict[str, Any], saved: dict[str, Any]) -> set[str]:
+    """The layers of which `saved` has a tensor of another size."""
+    return {
+        layer_of(name)
+        for name in own.keys() & saved.keys()
+        if getattr(own[name], "shape", None) != getattr(saved[name], "shape", None)
+    }
 
 
 def layer_of(name: str) -> str:

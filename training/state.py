@@ -12,10 +12,17 @@ from loaders import merge_states
 from training.checkpoint import State, file_of, read_checkpoint
 from training.checks import differ
 from training.config import ConfigError
-from training.module_state import fill_buffers, load_module
 from training.optimizer import resume_optimizer, saved_optimizer, set_optimizer_mode
 from training.processes import is_sweep
-from training.resume import OF_LOADER, Origin, changes_since, check_same_run, load_weights, sentences
+from training.resume import (
+    OF_LOADER,
+    Origin,
+    changes_since,
+    check_same_run,
+    load_module,
+    load_weights,
+    sentences,
+)
 from training.run import Run
 
 log = logging.getLogger(__name__)
@@ -104,8 +111,7 @@ def load_origin(run: Run) -> None:
     origin = run.origin
     run.origin = Origin()  # it takes as much memory as the weights
     if origin.weights is not None:
-        fill_buffers(run.trainer.model, origin.weights.tensors, run.trainer.device)
-        load_weights(origin.weights, run.trainer.model)
+        load_weights(origin.weights, run.trainer.model, run.trainer.device)
     if origin.state is None:
         return
     state = origin.state

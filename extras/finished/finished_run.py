@@ -29,9 +29,9 @@ from training.checkpoint import State, best_or_newest, read_checkpoint
 from training.config import ROOT, Config, ConfigError, Section, checked, flat
 from training.datasets import Datasets
 from training.launch import Extras
-from training.module_state import ModuleState, load_module
+from training.module_state import ModuleState
 from training.processes import Processes
-from training.resume import Origin, evaluated_weights
+from training.resume import Origin, evaluated_weights, load_module
 from training.tasks import Batch
 from training.trainer import Trainer
 

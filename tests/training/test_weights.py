@@ -8,8 +8,7 @@ from torch import nn
 
 from tests.configs import checkpoint, differences, differing_weights, stop, train
 from tests.data.reading import refused
-from training.module_state import fill_buffers
-from training.resume import load_weights, read_weights
+from training.resume import fill_buffers, load_weights, read_weights
 from training.stopping import Stopped
 
 CNN = ("model=small_cnn", "model.width=1", "train.epochs=1")
@@ -35,7 +34,7 @@ FORMS = {
 
 def load(path, model):
     """The weights of the network, with those of the file."""
-    load_weights(read_weights(path), model)
+    load_weights(read_weights(path), model, torch.device("cpu"))
     return model.state_dict()
 
 
