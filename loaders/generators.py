@@ -2,13 +2,13 @@
 
 They are seeded before each sample, as the global ones are, and those of a batch's transforms before each batch. Forked
 workers inherit equal generators, and would repeat each other's numbers; and a resume would begin with other states.
-Invariant: each generator gets a seed of its own, a function of the sample's key and of its number among them alone.
+Invariant: each generator gets a seed of its own, a function of the sample's key and the generator's number alone.
 
-They are searched once in an epoch (held.py). Before and after each batch the places that hold objects are compared, by
-identity, as a sample may replace a generator, make one, or import a module that has one: if a place holds another
-object, the search runs again. If it finds more generators after a batch, that may have drawn from one that was not
-seeded, and is read again. For `read_batch`, and for transforms of batches, which should draw from their `random`, all
-this is left out, and a stream's batch is not read again.
+They are searched for once per epoch (held.py). A sample may replace a generator, make one, or import a module that has
+one. So the places that hold objects are compared before and after each batch, by identity: if a place holds another
+object, the search runs again. If it finds more generators after a batch, the batch may have drawn from one that was
+not seeded, and is read again. `read_batch` and transforms of batches should draw from their `random`: for them nothing
+is compared, and no batch is read again. A stream's batch is not read again either.
 """
 
 import random
@@ -58,7 +58,7 @@ class Seeder:
         self.reseeds = [reseed for reseed in reseeds if reseed is not None]
 
     def update(self, epoch: int, compares: bool = True) -> None:
-        """Is called before a batch. Searches again in another epoch or, if it compares, if an object was replaced."""
+        """Is called before a batch. Searches again in a new epoch and, with `compares`, if an object was replaced."""
         is_new_epoch = self._epoch not in (None, epoch)
         if is_new_epoch or (compares and self._held.has_changed()):
             self._search()
@@ -76,7 +76,7 @@ class Seeder:
         self.seed_held(key)
 
     def seed_held(self, key: int | np.ndarray) -> None:
-        """Seeds only the generators that are held: where another thread may draw from the global ones."""
+        """Seeds only the generators that are held, as another thread may draw from the global ones. key: 64 bits."""
         for number, reseed in enumerate(self.reseeds, 1):
             reseed(mix(int(key) + number * GOLDEN & MASK))
 

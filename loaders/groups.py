@@ -30,7 +30,7 @@ def takes_groups(function: F) -> F:
 
 
 def can_take_groups(function: Callable[..., Any] | None) -> bool:
-    """Returns whether it is marked; None, for no function, is."""
+    """Returns whether the function is marked; None, which means no function, counts as marked."""
     return function is None or getattr(function, "takes_groups", False) is True
 
 

@@ -22,8 +22,8 @@ and calls no code of the user's. Three kinds of objects are not walked like that
 - Classes and functions of Python, torch and numpy are left out, and objects that lead to everything (OPAQUE).
 - The items of a long container come last, and so do the results that a cache has kept.
 
-Memory is compared whoever shares it. Nothing tells what has changed outside the objects: in a file (so memory that can
-only be read is left out, if it belongs to another object), or in the process of a multiprocessing.Manager.
+Shared memory is compared too. Changes outside the objects are not seen: in the process of a multiprocessing.Manager,
+or in a file. So an array on read-only memory of another object, which may be a file, is compared by its id alone.
 """
 
 import ctypes
@@ -109,10 +109,10 @@ class Held:
         self.has_changed()
 
     def has_changed(self) -> bool:
-        """Returns whether another object is in one of the holders, or variables, than at the last call.
+        """Returns whether a holder, or a variable, refers to another object than at the last call.
 
-        Or a module was imported since, which code may name. Numbers, texts and arrays do not count, nor what is in
-        long containers.
+        A module that was imported since then counts too, as code may name it. Numbers, texts and arrays do not count,
+        nor what is in long containers.
         """
         places = gc.get_referents(*self._watched)
         places += [scope.get(name) for (_, name), scope in self._variables.items()]
@@ -176,7 +176,8 @@ def generators_of(*objects: Any) -> list[Any]:
 def contents_of(value: Any) -> list[Any]:
     """Returns what an object and its parts hold, to be compared with an earlier result.
 
-    It has numbers and texts by their values, arrays and tensors by their items, and other objects by their ids.
+    It has numbers and texts by their values, arrays and CPU tensors by their items (FEW_SPOTS of those with more than
+    SPOTS), and other objects by their ids; of a long container its length and a hash of its items' ids.
     """
     held = Held((value,))
     contents: list[Any] = []
@@ -211,7 +212,7 @@ def spots_of(size: int) -> np.ndarray:
 
 
 def can_change(owner: Any) -> bool:
-    """Whether an array's memory is its own, or can be written to: else it may be a file that has to be read."""
+    """Whether an array's memory is its own, or can be written to. Else it may be a file, which would be read."""
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
     return owner.base is None or owner.flags.writeable
@@ -252,7 +253,8 @@ def items_of(value: Any) -> list[Any]:
 def referents_of(value: Any) -> list[Any]:
     """What an object refers to, as far as it is looked into.
 
-    Of a class, names that begin with __ are left out, except functions.
+    Of a class, names that begin with __ are left out, except functions. Of a long container, it is the first INSIDE
+    items that may hold others.
     """
     if type(value) is FunctionType:
         return [value.__defaults__, value.__kwdefaults__, vars(value) or None, *(value.__closure__ or ())]
@@ -269,10 +271,11 @@ def referents_of(value: Any) -> list[Any]:
 
 
 def variables_of(function: FunctionType) -> list[tuple[dict[str, Any], str]]:
-    """The global variables that a function of the user's may name, in its own module or another one of the user's.
+    """The global variables that a user's function may name: pairs of a module's namespace and a name in it.
 
-    They are its names in each of these modules: so of `helpers.generator` both count. Modules that it imports itself
-    count, too.
+    Each name in the code is looked up in the function's own module, and in each of the user's modules that a name
+    leads to, also by an import inside the function. So `helpers.generator` leads to the variable `generator` of
+    `helpers`.
     """
     scopes = [function.__globals__]
     if not is_users(scopes[0]):

@@ -1,8 +1,9 @@
 """Mixture: the order of several datasets that lie one after another, and are drawn from by weights.
 
 The epochs make one endless sequence, cut into blocks. How many samples of each part a block has is a function of its
-number, and their places are shuffled by its key. Each part is walked by its own keyed permutations, one after another.
-So the index at any position of any epoch costs a block, and a part repeats a sample only when it has given all others.
+number, and their places are shuffled by its key. A part is read in keyed permutations of its samples, one after
+another. So computing the index at any position of any epoch takes the time of one block, and a part repeats a sample
+only when it has given all others.
 """
 
 import math
@@ -15,13 +16,13 @@ from .arguments import LoaderConfigError
 from .randomness import fold, permute
 
 BLOCK = 4096  # positions
-SMALLEST = 2.0**-16  # share of a part, as its block has to have a sample of it
+SMALLEST = 2.0**-16  # least share of a part: a block is so long that the part has samples in it
 UNIT = 1 << 62  # the sum of all weights, as integers: these are the same on every machine
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """The dataset has `lengths[0]` samples of part 0, then `lengths[1]` of part 1, and so on.
+    """The order of a dataset that has `lengths[0]` samples of part 0, then `lengths[1]` of part 1, and so on.
 
     weights: how often each part is drawn, as its share of their sum; 0: never. At the end of each block, a part has
     given its share of all samples so far, to within one sample. An epoch has as many samples as the dataset.
@@ -53,7 +54,7 @@ class Mixture:
         return {"lengths": list(self.lengths), "weights": list(self.weights)}
 
     def indices(self, seed: int, positions: np.ndarray) -> np.ndarray:
-        """Returns the dataset indices, int64, at `positions` of the endless sequence of epochs."""
+        """Returns the dataset indices, int64 (rows,), at positions (rows,) of the endless sequence of epochs."""
         result = np.empty(len(positions), np.int64)
         numbers, places = np.divmod(positions, self._block_size)
         for number in np.unique(numbers).tolist():
@@ -63,12 +64,12 @@ class Mixture:
 
     @property
     def _block_size(self) -> int:
-        """How many positions a block has: two or more per part, so that rounding never takes a sample back."""
+        """How many positions a block has: two or more per part, so that rounding never lowers a part's count."""
         smallest = min(weight for weight in self.weights if weight) / math.fsum(self.weights)
         return max(BLOCK, 2 << math.ceil(-math.log2(smallest)))
 
     def _drawn_before(self, number: int) -> np.ndarray:
-        """Returns how many samples each part has given before block `number`, rounded so that they add up."""
+        """Returns how many samples each part has given before block `number`, int64 (parts,). They add up exactly."""
         total = math.fsum(self.weights)
         ends = list(accumulate(round(weight / total * UNIT) for weight in self.weights))
         first = number * self._block_size

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class _Lock(NamedTuple):
     size: int  # bytes
     accelerator: Accelerator  # it is locked for this device
-    owner: int  # the process that has to unlock it; 0: torch does
+    owner: int  # the process that has to unlock it; 0: torch unlocks it
 
 
 _locks: dict[int, _Lock] = {}  # locks by the address of the memory
