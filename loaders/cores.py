@@ -1,6 +1,6 @@
 """Whose work keeps this process's cores busy: its own, its worker processes', or that of other programs.
 
-It reads Linux's clocks. Elsewhere nobody tells: all seconds but the elapsed ones are NaN, and so are the shares.
+It reads Linux's clocks. On other systems all seconds but the elapsed ones are NaN.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST_SECONDS = 0.2  # the system counts idle time in hundredths of a second: a 
 class CoreSeconds(NamedTuple):
     """Seconds of this process's cores, counted from any one moment: only differences mean something."""
 
-    elapsed: float = 0.0  # on the wall's clock
+    elapsed: float = 0.0  # of wall-clock time (time.perf_counter)
     idle: float = 0.0  # in which the cores did nothing, summed over them
     own: float = 0.0  # in which they ran this process
     workers: float = 0.0  # in which they ran its children, such as worker processes
@@ -33,7 +33,10 @@ class CoreSeconds(NamedTuple):
 
     @property
     def others(self) -> float:
-        """The share (0 to 1) of the cores that other programs used; NaN if it is not known."""
+        """The share (0 to 1) of the cores that other programs used; NaN after less than LEAST_SECONDS.
+
+        On systems other than Linux it is 0.
+        """
         if self.elapsed < LEAST_SECONDS:
             return math.nan
         free = self.idle + self.own + self.workers

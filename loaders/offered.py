@@ -62,7 +62,7 @@ def spec_of(dataset: Any) -> Spec | None:
 
 
 def has_state(part: Any) -> bool:
-    """Returns whether `state_dict()` and `load_state_dict(state)` can be called so."""
+    """Returns whether `state_dict` can be called without arguments, and there is a `load_state_dict` to call."""
     try:
         inspect.signature(part.state_dict).bind()
         return callable(part.load_state_dict)

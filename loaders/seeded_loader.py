@@ -42,7 +42,7 @@ class SeededLoader(WorkerLoader[T_co]):
     _upcoming: Position | None = None  # where the next epoch begins, if that was named
     _current: EpochIterator | None = None  # the iterator behind next(loader), which sets it
     _length = 0  # the dataset's length when the workers got it
-    _contents: Any = None  # what it held then; without such workers its sample_spec()
+    _contents: Any = None  # what it and collate_fn held then; without persistent workers its sample_spec()
 
     def _begin(self) -> EpochIterator:
         position = self.next_position()
@@ -171,7 +171,10 @@ class SeededLoader(WorkerLoader[T_co]):
             )
 
     def next_position(self) -> Position:
-        """Returns where the next `iter()` begins. An epoch of which nothing was taken, nor will be, is not spent."""
+        """Returns where the next `iter()` begins: in the newest epoch again, if no batch of it was or will be taken.
+
+        Batches may still be taken while an independent iterator (persistent_workers=False) is running.
+        """
         if self._upcoming is not None:
             return self._upcoming
         consumer = self._consumer

@@ -82,7 +82,9 @@ class Advice(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """gains: how many times as fast steps would be with instant loading: at least, and at most, which may be inf.
+    """What limits the speed of a loop (`word`), the figures that show it (`reason`), and what to try first.
+
+    gains: how many times as fast steps would be with instant loading: at least, and at most, which may be inf.
 
     peak: the share of the device's peak that the steps reach, and what peak that is, such as "H100's bf16 peak".
     """
@@ -137,7 +139,8 @@ def _kind(loader: Any) -> str:
 class Measured:
     """What was measured after a run, in turns with and without loading.
 
-    free: the seconds of a step in each turn without loading. loaded: of its computing in each turn with loading.
+    free: the seconds of a step in each turn without loading.
+    loaded: the seconds of a step in each turn with loading, without its waiting for the batch.
     queueing: the seconds that Python takes to queue a step on an idle accelerator; None: not measured, as on a CPU.
     synchronizes: whether the step itself waits for the device.
     callbacks: the seconds of callbacks in a step of the run, which `free` and `loaded` leave out.
@@ -154,9 +157,9 @@ class Measured:
     peak: tuple[float, str] | None = None
 
     def slowdowns(self) -> tuple[float, float]:
-        """How many times as long computing takes with loading as in the turn after it: the least and the most.
+        """How many times as long computing takes with loading as in the next turn without it: the least and the most.
 
-        Of many turns one at each end is left out: anything may have happened in it.
+        With more than MANY_TURNS, the lowest and the highest ratio are left out, as anything may have happened then.
         """
         ratios = sorted(loaded / free for loaded, free in zip(self.loaded, self.free, strict=True))
         within = ratios[1:-1] if len(ratios) > MANY_TURNS else ratios
@@ -213,7 +216,7 @@ class Evidence:
 
     @property
     def bound(self) -> float:
-        """How many times as long computing may take because of loading: at most; it may be infinite."""
+        """How many times as long computing takes because of loading, at most; it may be infinite."""
         if not self.setting.on_cpu:  # the loader's copies and transforms take time of the accelerator, too
             return math.inf
         on_its_cores = min(1.0, self.setting.num_threads / available_cores())  # the share of the workers' seconds
@@ -221,7 +224,7 @@ class Evidence:
         return self.computing / (self.computing - held_up) if held_up < self.computing else math.inf
 
     def gain(self, slowdown: float, callbacks: float = 0.0) -> float:
-        """How many times as fast steps were without waiting, and without this slowdown of their computing."""
+        """How many times as fast steps would be without waiting, and without this slowdown of their computing."""
         slowdown = min(max(1.0, slowdown), self.bound)
         callbacks = min(callbacks, self.computing)
         rest = callbacks + (self.computing - callbacks) / slowdown
@@ -269,10 +272,10 @@ class Evidence:
         return f"{waits}; instant loading, which takes no cores, would make it {span} times as fast"
 
     def _holds_without_others(self) -> bool:
-        """Whether what limits the steps does so if other programs take no cores from loading and computing, too.
+        """Whether the verdict would be the same if no other programs took cores from loading and computing.
 
-        Computing would take less time than here. So steps would wait if loading takes longer than computing does here.
-        An accelerator that always has a step to run would have one there, too.
+        Computing would then take less time than was measured. So steps would wait if loading alone takes longer than
+        the measured computing. An accelerator that always has a step to run would still have one.
         """
         setting = self.setting
         if self.is_ahead:
@@ -351,6 +354,6 @@ class Evidence:
         return Advice("num_workers", number, self.setting.num_workers, because)
 
     def _per_batch(self, name: str) -> float:
-        """One of the workers' totals of seconds, for each batch that they have read."""
+        """One of the workers' totals of seconds, divided by the number of batches that they have read."""
         workers = self.stats.workers or WorkerStats()
         return float(getattr(workers, name)) / max(1, workers.read_batches)

@@ -214,7 +214,7 @@ class PreloadEngine:
         return reading
 
     def _finish(self, item: Item, batch_number: int) -> None:
-        """Makes the item's batch ready for the consumer. A call that repeats one draws the same random numbers."""
+        """Makes the item's batch ready for the consumer. Repeated after an exception, it draws the same numbers."""
         if item.is_finished:
             return
         reading = item.reading

@@ -36,8 +36,8 @@ def can_pass(error: BaseException | None) -> bool:
 def tried(read: Callable[[], T], retries: int, name: Any, retried: list[Note], draws_on: bool = False) -> T:
     """Returns read(), which is called up to `retries` more times after errors that can pass.
 
-    Adds (name, reason) to `retried` for each of them. draws_on: read() draws from the global generators and does not
-    seed them, so they are set back before it is called again.
+    Adds (name, reason) to `retried` for each of these errors. draws_on: read() draws from the global generators and
+    does not seed them, so they are set back before it is called again.
     """
     states = global_states() if draws_on and retries else None
     for number in range(retries):
