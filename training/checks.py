@@ -80,10 +80,16 @@ def first_batches(
     """
     workers = 1 if config.loader.num_workers != 0 or any(map(is_stream, datasets)) else 0
     read = partial(read_first, collate=collate, skips=config.loader.on_error == "skip")
-    settings: dict[str, Any] = {"num_workers": workers, "timeout": config.loader.timeout}
-    settings["multiprocessing_context"] = config.loader.start_method
     sets = [*zip(datasets, (False, True), strict=True)]
-    with WorkerLoader(sets, None, seed=config.seed, collate_fn=read, **settings) as loader:
+    with WorkerLoader(
+        sets,
+        None,
+        num_workers=workers,
+        collate_fn=read,
+        timeout=config.loader.timeout,
+        multiprocessing_context=config.loader.start_method,
+        seed=config.seed,
+    ) as loader:
         read_batches: Any = list(loader)
     for sentence in {sentence: None for *_, sentences in read_batches for sentence in sentences}:
         log.warning(sentence)
@@ -201,17 +207,15 @@ def check_batch(batch: Any, doubled: Any, dataset: Any, task: Task) -> Batch:
         if field not in batch:
             raise DataError(f"{name} has no {field!r}, only {', '.join(batch)}: change task.inputs or task.label")
     task.learn_layout(batch, task.to_dict(doubled))
+    labels = batch[task.label] if task.label else None
     below = task.label_below
-    if below:
-        labels = batch[task.label] if task.label else None
-        if not isinstance(labels, Tensor) or wrong_label(labels, below, task.ignored) is not None:
-            raise DataError(f"{name} has the labels {labels}: give the numbers of classes, 0 to {below - 1}")
-    if task.label:
-        check_shares(name, batch[task.label], task)
+    if below and (not isinstance(labels, Tensor) or wrong_label(labels, below, task.ignored) is not None):
+        raise DataError(f"{name} has the labels {labels}: give the numbers of classes, 0 to {below - 1}")
+    check_multilabel(name, labels, task)
     return batch
 
 
-def check_shares(name: str, labels: Any, task: Task) -> None:
+def check_multilabel(name: str, labels: Any, task: Task) -> None:
     """Raises DataError for a label of task=multilabel that is not in 0 to 1, unless `scored_mask` leaves it out."""
     if not isinstance(task, Multilabel) or not isinstance(labels, Tensor):
         return
@@ -231,7 +235,7 @@ def check_labels(dataset: Any, task: Task) -> None:
         return
     values = np.asarray(labels)
     if values.dtype.kind in "iuf" and isinstance(task, Multilabel):
-        check_shares(f"labels of {type(dataset).__name__}", torch.from_numpy(values.astype(np.float32)), task)
+        check_multilabel(f"labels of {type(dataset).__name__}", torch.from_numpy(values.astype(np.float32)), task)
     if values.dtype.kind in "iu" and below is not None:
         place = wrong_label(torch.from_numpy(values.astype(np.int64)), below, task.ignored)
         if place is not None:

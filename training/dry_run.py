@@ -1,24 +1,17 @@
 """Runs everything once, on two samples, before the first step: mistakes in names, shapes and dtypes show at once.
 
-It leaves no trace: buffers and sums are as before, and the random generators are seeded anew. A trainer's own
-training_step is not run, as it may change weights.
+In this order: the augmentation, twice; a training step without gradients, unless the trainer has its own, which may
+change weights; an evaluation; then it looks which weights train, and how task.metric is compared. It leaves no trace:
+see no_trace.py.
 
 It also finds out whether the loss adds up the samples, or is their mean: parts of a batch are weighted accordingly.
 """
 
-import gc
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from itertools import islice
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor, nn
 
 from data import attribute_of
 from data.transform import form_of
@@ -26,19 +19,15 @@ from loaders import ExpectedError
 from training.checks import are_close, are_equal_batches
 from training.config import ConfigError
 from training.datasets import Datasets, delivered
-from training.metrics import Means, joined
-from training.optimizer import weights_of
+from training.metrics import joined
+from training.no_trace import no_trace
 from training.order import smallest_evaluated
 from training.parts import repeated, rows_of
 from training.tasks import Batch, is_better_higher, loss_setting
-from training.trainer import Trainer, evaluating, located
+from training.trained_weights import check_optimized
+from training.trainer import Trainer, located
 
 log = logging.getLogger(__name__)
-
-MOST = 10_000  # objects that an attribute leads to, and that are looked into
-ITEMS = 1000  # of a container, and keys of a dict
-FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)  # which lead to a module, or to all of an object
-NOT_WALKED = (str, bytes, int, float, complex, type(None), type, ModuleType, *FUNCTIONS)
 
 UNREPEATABLE_AUGMENT = (
     "augment.transform gives another batch when the first one is augmented again with the same random numbers, so a "
@@ -61,8 +50,7 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
             log.warning(UNREPEATABLE_AUGMENT)
         try_training(trainer, batch, smallest)
     names = dry_run_evaluation(trainer, data, data.val, data.test)
-    is_known = None not in (trainer.training_loss_is_sum, trainer.evaluation_loss_is_sum)
-    if not is_known:
+    if None in (trainer.training_loss_is_sum, trainer.evaluation_loss_is_sum):
         log.warning(
             "whether the loss adds up samples is not known, so it is taken for a mean: that of the first ones is 0, "
             "or random in evaluation mode, or they cannot be repeated; a parameter of task.loss, reduction: sum or "
@@ -124,41 +112,6 @@ def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
     try_smallest(trainer, trainer.loss_of, batch, smallest, sentence)
 
 
-def with_enough(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, most: int) -> tuple[Any, Batch]:
-    """The result of a step, and the batch: that of two samples or, if it fails, of these repeated, up to `most`.
-
-    A loss may need more than two, such as one of the k samples with the largest losses. As many samples as outputs are
-    repeated first: labels (B,) would fit outputs (B, B) by chance.
-    """
-    if trainer.task.batch_length(batch) == trainer.task.num_outputs <= most // 2:
-        with suppress(Exception):  # some batches cannot be repeated
-            batch = repeated(trainer.task, batch, 2)
-    try:
-        return step(batch), batch
-    except Exception as error:
-        count = trainer.task.batch_length(batch)
-        times = most // max(count, 1)
-        fits_by_chance = times * count == trainer.task.num_outputs
-        if times > 1 and not fits_by_chance:
-            with suppress(Exception):
-                longer = repeated(trainer.task, batch, times)
-                return step(longer), longer
-        raise error
-
-
-def try_smallest(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, smallest: int, sentence: str) -> None:
-    """Tries a step of as many samples as the smallest batch has, where fewer than those of `batch` may not do."""
-    if smallest >= max(2, trainer.task.batch_length(batch)):
-        return
-    try:
-        few = rows_of(trainer.task, batch, slice(max(1, smallest)))
-    except Exception as error:
-        log.info("a smaller batch is not tried, as the first one cannot be divided: %s", error)
-        return
-    with naming_batch(sentence % trainer.task.batch_length(few), few):
-        step(few)
-
-
 def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
     """Evaluates the first test samples, and then as many as the smallest batch has.
 
@@ -169,7 +122,7 @@ def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
         most = trainer.train_config.part_size
         again, batch = with_enough(trainer, lambda batch: trainer.evaluation_step(dict(batch)), batch, most)
         scores = trainer.evaluation_step(dict(batch))
-        names = [*scores.keys()]
+        names = [*scores]
     try:
         names = [*joined(scores, trainer.metrics.compute())]
     except ExpectedError as error:
@@ -196,6 +149,42 @@ def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
     )
     try_smallest(trainer, trainer.evaluation_step, batch, smallest, sentence)
     return names
+
+
+def naming_batch(what: str, batch: Batch) -> AbstractContextManager[None]:
+    """Says with an error of the block what failed, and on which batch."""
+    forms = [f"{name}: {form_of(value)}" for name, value in batch.items()]
+    return located(f"{what} ({', '.join(forms)})", Exception)
+
+
+def names_of(trainer: Trainer) -> str:
+    loss = trainer.task.own_loss
+    names = [type(part).__name__ for part in (trainer.model, trainer.task)]
+    if loss is not None:
+        names.append(f"its loss {getattr(loss, '__name__', type(loss).__name__)}")
+    return " and ".join(names)
+
+
+def with_enough(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, most: int) -> tuple[Any, Batch]:
+    """The result of a step, and the batch: that of two samples or, if it fails, of these repeated, up to `most`.
+
+    A loss may need more than two, such as one of the k samples with the largest losses. As many samples as outputs are
+    repeated first: labels (B,) would fit outputs (B, B) by chance.
+    """
+    if trainer.task.batch_length(batch) == trainer.task.num_outputs <= most // 2:
+        with suppress(Exception):  # some batches cannot be repeated
+            batch = repeated(trainer.task, batch, 2)
+    try:
+        return step(batch), batch
+    except Exception as error:
+        count = trainer.task.batch_length(batch)
+        times = most // max(count, 1)
+        fits_by_chance = times * count == trainer.task.num_outputs
+        if times > 1 and not fits_by_chance:
+            with suppress(Exception):
+                longer = repeated(trainer.task, batch, times)
+                return step(longer), longer
+        raise error
 
 
 def check_shapes(trainer: Trainer, scores: dict[str, Any], batch: Batch) -> None:
@@ -241,8 +230,17 @@ def is_sum(trainer: Trainer, loss: Any, step: Callable[[Batch], Any], batch: Bat
     return abs(growth) > 0.01 * abs(fourfold) and math.isclose(growth, 2 * (double - single), rel_tol=0.15)
 
 
-def divides_batches(trainer: Trainer) -> bool:
-    return trainer.train_config.accumulate > 1 or trainer.processes.world_size > 1
+def try_smallest(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, smallest: int, sentence: str) -> None:
+    """Tries a step of as many samples as the smallest batch has, where fewer than those of `batch` may not do."""
+    if smallest >= max(2, trainer.task.batch_length(batch)):
+        return
+    try:
+        few = rows_of(trainer.task, batch, slice(max(1, smallest)))
+    except Exception as error:
+        log.info("a smaller batch is not tried, as the first one cannot be divided: %s", error)
+        return
+    with naming_batch(sentence % trainer.task.batch_length(few), few):
+        step(few)
 
 
 def check_sum(trainer: Trainer) -> None:
@@ -256,92 +254,8 @@ def check_sum(trainer: Trainer) -> None:
         )
 
 
-def unregistered(trainer: Trainer, known: set[int]) -> list[str]:
-    """The attributes that hold trainable weights that are not `known`, by their ids: of modules, and of a subclass."""
-    attributes = {
-        f"{path}.{name}": value
-        for path, module in trainer.all_modules.named_modules()
-        for name, value in vars(module).items()
-        if name != "_modules"
-    }
-    attributes |= {f"trainer.{name}": value for name, value in trainer.added_attributes().items()}
-    found = []
-    for name, value in attributes.items():
-        if any(weight.requires_grad and id(weight) not in known for weight in weights_in(value)):
-            found.append(name)
-    return found
-
-
-def weights_in(attribute: Any) -> Iterator[nn.Parameter]:
-    """The parameters that an attribute leads to, along the references that Python's garbage collector knows.
-
-    It calls no code of the user's, and reads no dataset. What is far away is left out: see MOST and ITEMS.
-    """
-    seen: dict[int, Any] = {}  # keeps the objects: an id is reused
-    waiting = deque([attribute])
-    while waiting and len(seen) < MOST:
-        part = waiting.popleft()
-        if id(part) in seen or isinstance(part, NOT_WALKED):
-            continue
-        seen[id(part)] = part
-        if isinstance(part, nn.Parameter):
-            yield part
-        if isinstance(part, Tensor):
-            continue
-        if isinstance(part, nn.Module):
-            yield from part.parameters()
-        is_array = isinstance(part, np.ndarray)
-        referents = part.ravel().tolist() if is_array and part.dtype == object else gc.get_referents(part)
-        walked = [item for item in islice(referents, ITEMS) if not isinstance(item, NOT_WALKED)]
-        waiting.extend(walked[: MOST - len(waiting)])
-
-
-def check_optimized(trainer: Trainer) -> None:
-    """Says which parameters of the task are trained, and warns of weights that no optimizer has.
-
-    Raises ConfigError for weights in float16, and for weights of an optimizer that are in no module: a checkpoint
-    would not have them, and several processes would not average their gradients.
-    """
-    optimized = {*map(id, weights_of(trainer.optimizers))}
-    weights = dict(trainer.all_modules.named_parameters())
-    known = {*map(id, weights.values())}
-    if loose := optimized - known:
-        raise ConfigError(
-            f"an optimizer has {len(loose)} weights that are in no module: put them into an nn.Module that is an "
-            f"attribute of {type(trainer).__name__}, such as nn.ParameterList([nn.Parameter(...)])"
-        )
-    for name in unregistered(trainer, known):
-        log.warning(
-            "%s holds layers or parameters in a list, a dict or an object that is no nn.Module, where torch does not "
-            "see them: they are neither trained nor saved; use nn.ModuleList, nn.ModuleDict or nn.ParameterList, make "
-            "the object an nn.Module, or freeze them by requires_grad_(False)",
-            name,
-        )
-    trainable = {name: weight for name, weight in weights.items() if weight.requires_grad}
-    for name, weight in trainable.items():
-        if weight.dtype == torch.float16:
-            raise ConfigError(
-                f"{name} is trained in float16, which rounds small updates, and the eps of Adam, to 0: keep weights "
-                "in float32, and compute in float16 by train.precision=fp16"
-            )
-    left_out = [name for name, weight in trainable.items() if id(weight) not in optimized]
-    of_task = [name for name in trainable if name.startswith("task.") and name not in left_out]
-    if left_out:
-        log.warning(
-            "no optimizer has %s (%d weights), so they keep their values: give them to one in configure_optimizers(), "
-            "or say so by requires_grad_(False)",
-            *(", ".join(left_out[:3]), len(left_out)),
-        )
-    if of_task:
-        log.info("%s are trained too; requires_grad_(False) keeps their values", ", ".join(of_task))
-
-
-def names_of(trainer: Trainer) -> str:
-    loss = trainer.task.own_loss
-    names = [type(part).__name__ for part in (trainer.model, trainer.task)]
-    return " and ".join(
-        names if loss is None else [*names, f"its loss {getattr(loss, '__name__', type(loss).__name__)}"]
-    )
+def divides_batches(trainer: Trainer) -> bool:
+    return trainer.train_config.accumulate > 1 or trainer.processes.world_size > 1
 
 
 def direction_of(trainer: Trainer) -> bool:
@@ -349,76 +263,3 @@ def direction_of(trainer: Trainer) -> bool:
     task = trainer.task
     metric = None if task.metric in task.extra_scores else trainer.metrics.metric_of(task.metric)
     return is_better_higher(task.metric, *(attribute_of(each, "higher_is_better") for each in (task, metric)))
-
-
-def naming_batch(what: str, batch: Batch) -> AbstractContextManager[None]:
-    """Says with an error of the block what failed, and on which batch."""
-    forms = [f"{name}: {form_of(value)}" for name, value in batch.items()]
-    return located(f"{what} ({', '.join(forms)})", Exception)
-
-
-@contextmanager
-def no_trace(trainer: Trainer) -> Iterator[None]:
-    """Sets evaluation mode in the block. Afterwards restores modes, buffers, weights, attributes and sums.
-
-    A network may change weights in its forward pass, as an Embedding with max_norm does, or note in an attribute what
-    it does once, such as initialising them by its first batch.
-    """
-    modules = trainer.all_modules
-    parts = [*modules.modules()]
-    attributes = [own_attributes(part) for part in parts]
-    sums = trainer.means, trainer.logged
-    trainer.means = Means(trainer.processes)
-    trainer.logged = Means(trainer.processes)
-    # Two samples are not worth a minute of compiling.
-    eager = torch.compiler.set_stance("force_eager") if trainer.train_config.compile else nullcontext()
-    with tensors_put_back(modules), evaluating(*modules.children()), torch.no_grad(), trainer.autocast, eager:
-        yield
-    for part, earlier in zip(parts, attributes, strict=True):
-        for name in own_attributes(part).keys() - earlier.keys():
-            delattr(part, name)
-        vars(part).update(earlier)
-    trainer.means, trainer.logged = sums
-    for value in (*vars(trainer).values(), *parts):
-        if hasattr(value, "compute") and hasattr(value, "reset"):  # task.metrics, and metrics of a subclass
-            value.reset()
-    trainer.seed_step()
-
-
-@contextmanager
-def tensors_put_back(modules: nn.Module) -> Iterator[None]:
-    """After the block weights and buffers are as before it. Copies are on the CPU: a device may have no room.
-
-    Raises ConfigError if the block has registered buffers that checkpoints would have.
-    """
-    tensors = []
-    empty = []  # a first forward pass may set such a buffer
-    names = {path: {*part._buffers} for path, part in modules.named_modules()}
-    for part in modules.modules():
-        for name, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
-            tensors.append((part, name, value, value.detach().to("cpu", copy=True)))
-        empty += [(part, name) for name, value in part._buffers.items() if value is None]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for part, name, value, before in tensors:
-                if value.shape != before.shape:
-                    value.resize_(before.shape)  # the observers of torch.ao resize theirs
-                value.copy_(before)
-                if getattr(part, name) is not value:
-                    setattr(part, name, value)
-        for part, name in empty:
-            setattr(part, name, None)
-    for path, part in modules.named_modules():
-        for name in part._buffers.keys() - names.get(path, part._buffers.keys()) - part._non_persistent_buffers_set:
-            raise ConfigError(
-                f"{type(part).__name__} registers the buffer {name} in its forward pass, so that no new network could "
-                f'load a checkpoint with it: call self.register_buffer("{name}", None) in its constructor, and set '
-                f"self.{name} in forward"
-            )
-
-
-def own_attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes that a network's author has set, without weights, buffers and modules, and the mode."""
-    return {name: value for name, value in vars(module).items() if name[0] != "_"}

@@ -98,7 +98,7 @@ class ModuleState:
         """Sets what the run before this resume had `altered`. Called after on_start: later changes are new ones."""
         self._trainer.unfreeze(self._trainer.progress.newest_epoch)  # first: a callback may have frozen some again
         self._at_start = self._settings() | self._unsaved()
-        owners: dict[str, Any] = {**self._owners(), **dict(self._trainer.all_modules.named_parameters())}
+        owners = self._owners() | dict(self._trainer.all_modules.named_parameters())
         for name, value in altered.items():
             path, _, attribute = name.rpartition(".")
             if path == "trainer" or hasattr(owners.get(path), attribute):
@@ -137,7 +137,7 @@ class ModuleState:
                     known += generators_of(part)
                     log.warning(NOT_SAVED, f"{owner}.{name} is a random generator")
         metrics = {f"task.metrics.{name}": metric for name, metric in self._trainer.metrics.by_name.items()}
-        for name, network in {**dict(self._trainer.all_modules.named_children()), **metrics}.items():
+        for name, network in (dict(self._trainer.all_modules.named_children()) | metrics).items():
             hidden = [value for value in generators_of(network) if all(value is not one for one in known)]
             if hidden:
                 kinds = ", ".join({type(value).__name__ for value in hidden})

@@ -225,8 +225,8 @@ def read_weights(path: Path) -> Weights:
             content = evaluated_weights(state)
         for key in ("state_dict", "model_state_dict", "model"):  # below which programs save them
             content = content.get(key, content)
-        named = {name: value for name, value in content.items() if isinstance(name, str)}
-        tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+        named = content.items()
+        tensors = {name: value for name, value in named if isinstance(name, str) and isinstance(value, Tensor)}
         return Weights(path, tensors, classes, data)
 
 
@@ -275,7 +275,8 @@ def fill_buffers(module: nn.Module, saved: dict[str, Any], device: torch.device)
     """
     own = module.state_dict()
     empty = empty_buffers(module)
-    values = {name_in(own | empty, name): value for name, value in saved.items()}
+    names = own | empty
+    values = {name_in(names, name): value for name, value in saved.items()}
     resized = resized_layers(own, values)
     for name, (part, attribute) in empty.items():
         if name in values and layer_of(name) not in resized and attribute not in part._non_persistent_buffers_set:

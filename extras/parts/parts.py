@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.dry_run import divides_batches, no_trace
+from training.dry_run import divides_batches
+from training.no_trace import no_trace
 from training.parts import parts_of, rows_of
 from training.run import Run
 from training.trainer import Trainer

@@ -17,7 +17,7 @@ import torch
 
 from extras.report.peak import share_of_peak
 from loaders import Accelerator, Measured, Preloader, StepTimer, core_seconds
-from training.dry_run import tensors_put_back
+from training.no_trace import tensors_put_back
 from training.run import Run
 
 log = logging.getLogger(__name__)

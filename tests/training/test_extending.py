@@ -34,9 +34,9 @@ from tests.configs import (
     untimed,
 )
 from tests.training.extensions import Images, Linear, Spy, Worst, lying
-from training.dry_run import MOST, weights_in
 from training.results import SUMMARY_KEYS
 from training.stopping import Stopped
+from training.trained_weights import MOST, weights_in
 from training.trainer import Trainer
 
 LATE = f"{IMAGES} data._target_={EXTENSIONS}.Faulty +data.fault='one unreadable'"

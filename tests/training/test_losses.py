@@ -18,7 +18,8 @@ from training.assemble import assemble
 from training.build import function_of
 from training.checks import check_dataset
 from training.config import checked
-from training.dry_run import is_sum, no_trace
+from training.dry_run import is_sum
+from training.no_trace import no_trace
 from training.parts import parts_of, repeated
 from training.tasks import Task, loss_setting
 from training.trainer import Trainer

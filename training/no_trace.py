@@ -1,0 +1,84 @@
+"""Blocks that leave no trace in a trainer, or in the weights and buffers of modules, whatever is tried in them.
+
+`no_trace` prepares the trainer, and runs the block in `tensors_put_back`; afterwards that restores weights and buffers
+first, then `no_trace` attributes and sums, and seeds the random generators anew.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.config import ConfigError
+from training.metrics import Means
+from training.trainer import Trainer, evaluating
+
+
+@contextmanager
+def no_trace(trainer: Trainer) -> Iterator[None]:
+    """Sets evaluation mode in the block. Afterwards restores modes, buffers, weights, attributes and sums.
+
+    A network may change weights in its forward pass, as an Embedding with max_norm does, or note in an attribute what
+    it does once, such as initialising them by its first batch.
+    """
+    modules = trainer.all_modules
+    parts = [*modules.modules()]
+    attributes = [(part, own_attributes(part)) for part in parts]
+    sums = trainer.means, trainer.logged
+    trainer.means = Means(trainer.processes)
+    trainer.logged = Means(trainer.processes)
+    # Two samples are not worth a minute of compiling.
+    eager = torch.compiler.set_stance("force_eager") if trainer.train_config.compile else nullcontext()
+    with tensors_put_back(modules), evaluating(*modules.children()), torch.no_grad(), trainer.autocast, eager:
+        yield
+    for part, earlier in attributes:
+        for name in own_attributes(part).keys() - earlier.keys():
+            delattr(part, name)
+        vars(part).update(earlier)
+    trainer.means, trainer.logged = sums
+    for value in (*vars(trainer).values(), *parts):
+        if hasattr(value, "compute") and hasattr(value, "reset"):  # task.metrics, and metrics of a subclass
+            value.reset()
+    trainer.seed_step()
+
+
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes that a network's author has set, without weights, buffers and modules, and the mode."""
+    return {name: value for name, value in vars(module).items() if name[0] != "_"}
+
+
+@contextmanager
+def tensors_put_back(modules: nn.Module) -> Iterator[None]:
+    """After the block weights and buffers are as before it. Copies are on the CPU: a device may have no room.
+
+    Raises ConfigError if the block has registered buffers that checkpoints would have.
+    """
+    tensors = []
+    empty = []  # a first forward pass may set such a buffer
+    names = {}
+    for path, part in modules.named_modules():
+        names[path] = {*part._buffers}
+        for name, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
+            tensors.append((part, name, value, value.detach().to("cpu", copy=True)))
+        empty += [(part, name) for name, value in part._buffers.items() if value is None]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for part, name, value, before in tensors:
+                if value.shape != before.shape:
+                    value.resize_(before.shape)  # the observers of torch.ao resize theirs
+                value.copy_(before)
+                if getattr(part, name) is not value:
+                    setattr(part, name, value)
+        for part, name in empty:
+            setattr(part, name, None)
+    for path, part in modules.named_modules():
+        for name in part._buffers.keys() - names.get(path, part._buffers.keys()) - part._non_persistent_buffers_set:
+            raise ConfigError(
+                f"{type(part).__name__} registers the buffer {name} in its forward pass, so that no new network could "
+                f'load a checkpoint with it: call self.register_buffer("{name}", None) in its constructor, and set '
+                f"self.{name} in forward"
+            )
