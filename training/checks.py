@@ -1,4 +1,9 @@
-"""Checks the first samples of a dataset. `check_dataset` is for the tests of your own dataset, too."""
+"""Checks, while a run is built, its settings, the first samples and all labels of its datasets, and its sampler.
+
+In this order: `check_settings`, before anything is read; `first_batches` and `check_labels`, when the datasets are
+built; `check_processes`, which compares these datasets between processes; and `check_sampler`. `check_dataset` is for
+the tests of your own dataset.
+"""
 
 import logging
 import sys
@@ -49,26 +54,20 @@ OWN_SETTINGS = ("train.resume", "train.init_from", "train.num_threads")  # of ea
 MOST_AS_TEXT = 10**7  # above this many numbers, as masks have, their text would take 15 times their memory
 
 
-def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> Batch:
-    """Checks that training can use the dataset, and returns a batch of its first two samples, or of its only one.
+def check_settings(processes: Processes, config: Config) -> None:
+    """Raises ConfigError in all processes if settings that decide what is trained differ between them.
 
-    A test of a dataset: check_dataset(Plankton(train=False), Classification(Plankton)). Raises DataError.
-    Its `read_batch`, if it has one, must write what `__getitem__` returns, so give it one without random augmentation.
+    Those of data, model and loader may: folders and numbers of cores are other ones on another machine.
     """
-    first, doubled, _ = read_first((dataset, False), collate)
-    batch = check_batch(first, doubled, dataset, task)
-    if task.label:
-        task.cast_labels(batch[task.label])
-    if collate is None and offers(dataset, "read_batch"):
-        indices = np.arange(min(2, len(dataset)))
-        spec = dataset.sample_spec()
-        out = {name: torch.full((len(indices), *shape), 77, dtype=dtype) for name, (shape, dtype) in spec.items()}
-        dataset.read_batch(indices, dict(out), Random(0, 0, indices, indices))
-        for name, written in out.items():
-            read = batch[name]
-            if read.dtype != written.dtype or not are_close(read, written, 1e-4, 1e-4):
-                raise DataError(f"read_batch or sample_spec has another {name!r} than __getitem__ returns")
-    return batch
+    sections = asdict(config)
+    settings = flat({key: sections[key] for key in ("seed", "train", "optim", "schedule", "augment")})
+    first, *others = processes.gather({key: str(value) for key, value in settings.items()})
+    for key, value in first.items():
+        if different := [other[key] for other in others if other.get(key) != value and key not in OWN_SETTINGS]:
+            raise ConfigError(
+                f"{key} is {value} in the first process, and {different[0]} in another: all train one network, on "
+                "parts of one order, so give them the same"
+            )
 
 
 def first_batches(
@@ -91,31 +90,32 @@ def first_batches(
         seed=config.seed,
     ) as loader:
         read_batches: Any = list(loader)
-    for sentence in {sentence: None for *_, sentences in read_batches for sentence in sentences}:
-        log.warning(sentence)
+    for warning in {warning: None for *_, warnings in read_batches for warning in warnings}:
+        log.warning(warning)
     checked = []
-    for (batch, doubled, sentences), dataset in zip(read_batches, datasets, strict=True):
-        checked.append((check_batch(batch, doubled, dataset, task), all(sentences.values())))
+    for (batch, doubled, warnings), dataset in zip(read_batches, datasets, strict=True):
+        checked.append((check_batch(batch, doubled, dataset, task), all(warnings.values())))
     return checked
 
 
 def read_first(
-    of: tuple[Any, bool], collate: Callable | None, skips: bool = False
+    item: tuple[Any, bool], collate: Callable | None, skips: bool = False
 ) -> tuple[Any, Any, dict[str, bool]]:
     """A batch of the first two samples, or of the only one, the lengths of the tensors of one of them twice, and
-    warnings, with whether the samples can be compared nevertheless. of: a dataset, and whether it is the test set.
+    warnings, with whether the samples can be compared nevertheless. item: a dataset, and whether it is the test set.
     """
-    dataset, is_test = of
+    dataset, is_test = item
     name = type(dataset).__name__
     if not (is_stream(dataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
         raise DataError(f"{name} needs __len__ and __getitem__, or has to be an IterableDataset")
     # First: a generator that is made when it is needed, and kept, is seeded from then on.
-    sentences = {} if is_stream(dataset) else unrepeatable(dataset, is_test, collate)
+    warnings = {} if is_stream(dataset) else unrepeatable(dataset, is_test, collate)
     samples = list(islice(dataset if is_stream(dataset) else readable(dataset, skips), 2))
-    if not samples and not is_stream(dataset) and len(dataset):
-        with explained(f"{name}: none of the first samples can be read", "loader.on_error=raise tells where it fails"):
-            dataset[0]
     if not samples:
+        unread = f"{name}: none of the first samples can be read"
+        if not is_stream(dataset) and len(dataset):
+            with explained(unread, "loader.on_error=raise tells where it fails"):
+                dataset[0]
         raise DataError(f"{name} has no samples: check the files that it reads")
     if collate is not None:
         copies: list[Any] = []
@@ -123,16 +123,16 @@ def read_first(
             copies = [deepcopy(samples) for _ in range(3)]  # collate may change them
         batch = collate(samples)
         if not copies:
-            return batch, lengths_of(batch), sentences
+            return batch, lengths_of(batch), warnings
         if not are_equal_batches(batch, collate(copies[0])):
-            sentences = {RANDOM_COLLATE: False}
-        return batch, lengths_of(collate(copies[1] + copies[2])), sentences
+            warnings = {RANDOM_COLLATE: False}
+        return batch, lengths_of(collate(copies[1] + copies[2])), warnings
     remedy = (
         "return tensors, arrays or numbers from __getitem__, end data.transform with a crop or a resize to one size, "
         "or set data.collate"
     )
     with explained(f"{name}: two samples cannot make a batch", remedy, (TypeError, ValueError, RuntimeError)):
-        return default_collate(samples), lengths_of(default_collate([*samples, *samples])), sentences
+        return default_collate(samples), lengths_of(default_collate([*samples, *samples])), warnings
 
 
 def unrepeatable(dataset: Any, is_test: bool, collate: Callable | None) -> dict[str, bool]:
@@ -173,6 +173,13 @@ def differ(ours: Any, theirs: Any) -> bool:
     return False
 
 
+def readable(dataset: Any, skips: bool) -> Iterator[Any]:
+    """The first samples; if `skips`, without those that raise an error."""
+    for index in range(min(len(dataset), 100)):
+        with suppress(*([Exception] if skips else [])):
+            yield dataset[index]
+
+
 def lengths_of(batch: Any) -> Any:
     """The batch with tensors that are as long, but have no other dimensions."""
 
@@ -182,13 +189,6 @@ def lengths_of(batch: Any) -> Any:
         return {name: lengths_of(value) for name, value in part.items()} if isinstance(part, Mapping) else part
 
     return move(batch, rows_alone)
-
-
-def readable(dataset: Any, skips: bool) -> Iterator[Any]:
-    """The first samples; if `skips`, without those that raise an error."""
-    for index in range(min(len(dataset), 100)):
-        with suppress(*([Exception] if skips else [])):
-            yield dataset[index]
 
 
 def check_batch(batch: Any, doubled: Any, dataset: Any, task: Task) -> Batch:
@@ -237,26 +237,10 @@ def check_labels(dataset: Any, task: Task) -> None:
     if values.dtype.kind in "iuf" and isinstance(task, Multilabel):
         check_multilabel(f"labels of {type(dataset).__name__}", torch.from_numpy(values.astype(np.float32)), task)
     if values.dtype.kind in "iu" and below is not None:
-        place = wrong_label(torch.from_numpy(values.astype(np.int64)), below, task.ignored)
-        if place is not None:
-            label = f"labels[{place}] of {type(dataset).__name__} is {values[place]}"
+        row = wrong_label(torch.from_numpy(values.astype(np.int64)), below, task.ignored)
+        if row is not None:
+            label = f"labels[{row}] of {type(dataset).__name__} is {values[row]}"
             raise DataError(f"{label}: give the numbers of classes, 0 to {below - 1}")
-
-
-def check_settings(processes: Processes, config: Config) -> None:
-    """Raises ConfigError in all processes if settings that decide what is trained differ between them.
-
-    Those of data, model and loader may: folders and numbers of cores are other ones on another machine.
-    """
-    sections = asdict(config)
-    settings = flat({key: sections[key] for key in ("seed", "train", "optim", "schedule", "augment")})
-    first, *others = processes.gather({key: str(value) for key, value in settings.items()})
-    for key, value in first.items():
-        if different := [other[key] for other in others if other.get(key) != value and key not in OWN_SETTINGS]:
-            raise ConfigError(
-                f"{key} is {value} in the first process, and {different[0]} in another: all train one network, on "
-                "parts of one order, so give them the same"
-            )
 
 
 def check_processes(processes: Processes, name: str, dataset: Any, first: Any, is_repeatable: bool) -> None:
@@ -283,6 +267,46 @@ def check_processes(processes: Processes, name: str, dataset: Any, first: Any, i
     are_alike = all(are_close(of_processes[0], other) for other in of_processes)
     if all(processes.gather(is_repeatable)) and not are_alike:
         raise DataError(f"the processes have the {name} samples in different orders, the first differ: {remedy}")
+
+
+def facts_of(dataset: Any) -> dict[str, int | list[float]]:
+    """What a run takes from a dataset, by name: numbers, or checksums, that all processes have to share.
+
+    Not those of single samples of a stream, of which each process may have others.
+    """
+    facts: dict[str, int | list[float]] = {name: [*(optional(dataset, name) or ())] for name in ("mean", "std")}
+    for name in ("classes", "fits_task") if is_stream(dataset) else ("classes", "fits_task", "labels", "val_groups"):
+        facts[name] = checksum(optional(dataset, name))
+    if isinstance(dataset, Subset):
+        facts["the samples that validate"] = checksum(dataset.indices)
+    return facts
+
+
+def checksum(value: Any) -> int:
+    """A checksum of a value, or of an array of them."""
+    array = np.asarray(() if value is None else value)
+    if array.ndim > 1 and array.dtype.kind in "biuf" and array.size > MOST_AS_TEXT:
+        return crc32(np.ascontiguousarray(array).data)
+    values = array.tolist()  # as checkpoints have it since the first version
+    if array.dtype == object:  # a set has another order in each process
+        values = [sorted(map(repr, value)) if isinstance(value, set | frozenset) else value for value in values]
+    return crc32(str(values).encode())
+
+
+def is_same(ours: int | list[float], theirs: Any) -> bool:
+    return are_close(ours, theirs) if isinstance(ours, list) else ours == theirs
+
+
+def are_close(ours: Any, theirs: Any, relative: float = 1e-3, absolute: float = 1e-3) -> bool:
+    """Whether two tensors, or lists of numbers, are equal but for how machines round. NaN equals NaN."""
+    one, other = (torch.as_tensor(value, device="cpu").double() for value in (ours, theirs))  # mps has no float64
+    return one.shape == other.shape and torch.allclose(one, other, relative, absolute, equal_nan=True)
+
+
+def sample_means(batch: Any) -> list[float]:
+    """The mean of each sample in each tensor of the batch."""
+    means = [tensor.double().reshape(len(tensor), -1).mean(1) for tensor in tensors(batch) if tensor.dim()]
+    return torch.cat(means).nan_to_num().tolist() if means else []
 
 
 def check_sampler(order: dict[str, Any], dataset: Any, seed: int, processes: Processes) -> int | None:
@@ -331,48 +355,30 @@ def first_indices(samplers: dict[str, Any], dataset: Any, seed: int) -> list[Any
     return None
 
 
-def facts_of(dataset: Any) -> dict[str, int | list[float]]:
-    """What a run takes from a dataset, by name: numbers, or checksums, that all processes have to share.
-
-    Not those of single samples of a stream, of which each process may have others.
-    """
-    facts: dict[str, int | list[float]] = {name: [*(optional(dataset, name) or ())] for name in ("mean", "std")}
-    for name in ("classes", "fits_task") if is_stream(dataset) else ("classes", "fits_task", "labels", "val_groups"):
-        facts[name] = checksum(optional(dataset, name))
-    if isinstance(dataset, Subset):
-        facts["the samples that validate"] = checksum(dataset.indices)
-    return facts
-
-
-def is_same(ours: int | list[float], theirs: Any) -> bool:
-    return are_close(ours, theirs) if isinstance(ours, list) else ours == theirs
-
-
 def checksum_of_labels(dataset: Any) -> int:
     return checksum(optional(dataset, "labels"))
 
 
-def checksum(value: Any) -> int:
-    """A checksum of a value, or of an array of them."""
-    array = np.asarray(() if value is None else value)
-    if array.ndim > 1 and array.dtype.kind in "biuf" and array.size > MOST_AS_TEXT:
-        return crc32(np.ascontiguousarray(array).data)
-    values = array.tolist()  # as checkpoints have it since the first version
-    if array.dtype == object:  # a set has another order in each process
-        values = [sorted(map(repr, value)) if isinstance(value, set | frozenset) else value for value in values]
-    return crc32(str(values).encode())
+def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> Batch:
+    """Checks that training can use the dataset, and returns a batch of its first two samples, or of its only one.
 
-
-def sample_means(batch: Any) -> list[float]:
-    """The mean of each sample in each tensor of the batch."""
-    means = [tensor.double().reshape(len(tensor), -1).mean(1) for tensor in tensors(batch) if tensor.dim()]
-    return torch.cat(means).nan_to_num().tolist() if means else []
-
-
-def are_close(ours: Any, theirs: Any, relative: float = 1e-3, absolute: float = 1e-3) -> bool:
-    """Whether two tensors, or lists of numbers, are equal but for how machines round. NaN equals NaN."""
-    one, other = (torch.as_tensor(value, device="cpu").double() for value in (ours, theirs))  # mps has no float64
-    return one.shape == other.shape and torch.allclose(one, other, relative, absolute, equal_nan=True)
+    A test of a dataset: check_dataset(Plankton(train=False), Classification(Plankton)). Raises DataError.
+    Its `read_batch`, if it has one, must write what `__getitem__` returns, so give it one without random augmentation.
+    """
+    first, doubled, _ = read_first((dataset, False), collate)
+    batch = check_batch(first, doubled, dataset, task)
+    if task.label:
+        task.cast_labels(batch[task.label])
+    if collate is None and offers(dataset, "read_batch"):
+        indices = np.arange(min(2, len(dataset)))
+        spec = dataset.sample_spec()
+        out = {name: torch.full((len(indices), *shape), 77, dtype=dtype) for name, (shape, dtype) in spec.items()}
+        dataset.read_batch(indices, dict(out), Random(0, 0, indices, indices))
+        for name, written in out.items():
+            read = batch[name]
+            if read.dtype != written.dtype or not are_close(read, written, 1e-4, 1e-4):
+                raise DataError(f"read_batch or sample_spec has another {name!r} than __getitem__ returns")
+    return batch
 
 
 def is_stream(dataset: Any) -> bool:

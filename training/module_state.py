@@ -1,11 +1,15 @@
 """What the modules and optimizers of a run hold: whether it is finite, and what has changed that no state_dict has.
 
+In this order: it is made when all is built; when training begins, `newly_not_finite` looks at what was loaded, and
+`restore` sets what the run before had altered, before `warn_of_generators`; each epoch begins with `unfreeze` and
+`check`; and `check`, `newly_not_finite` and `altered` are called when a checkpoint is saved.
+
 Each walk serves rows of the table "a callback changes" in docs/extending.md, whose words these are:
 
 | what                                                        | walk                 | who asks, and why            |
 |-------------------------------------------------------------|----------------------|------------------------------|
-| weights, buffers, an average of the weights; and the states | `_values`            | not_finite: no checkpoint    |
-| of optimizers                                               |                      | gets NaN                     |
+| weights, buffers, an average of the weights; and the states | `_values`            | newly_not_finite: no         |
+| of optimizers                                               |                      | checkpoint gets NaN          |
 | buffers that state_dict leaves out; numbers, texts and      | `_unsaved`           | altered and restore: saved,  |
 | tensors of a loss, score or metric that is no module, or    |                      | and set again by a resume    |
 | that a subclass has added to a Trainer                      |                      |                              |
@@ -68,14 +72,24 @@ class ModuleState:
         self._warned: set[str] = set()  # the settings of which `check` has warned
         self.never_finite = not_finite(self._values())
 
-    def not_finite(self) -> set[str]:
-        """What was finite and is not: "NaN in NAME", "infinity in NAME". Waits for the device.
+    def _parts(self) -> tuple[Any, ...]:
+        """The weights and the saved buffers by name, the weights in the groups of the optimizers, and the optimizers.
 
-        It looks at weights, dense buffers, also those that are not saved, their average (EMA), and the states of
-        optimizers.
+        A weight is told by its identity, and so is an optimizer. Modules may replace their buffers, and fill
+        those that are None at the start.
         """
-        broken = not_finite(self._values()).items()
-        return {f"{kind} in {name}" for name, kind in broken if self.never_finite.get(name) != kind}
+        optimizers = self._trainer.optimizers
+        buffers = {
+            f"{path}.{name}"
+            for path, module in self._modules().items()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        } - self.empty_at_start
+        weights = {name: id(weight) for name, weight in self._trainer.all_modules.named_parameters()}
+        return weights, buffers, sorted(map(id, [*weights_of(optimizers), *optimizers]))
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {path: part for path, part in self._trainer.all_modules.named_modules() if path}
 
     def _values(self) -> list[tuple[str, Any]]:
         """What may have NaN, by name: tensors and numbers, and whatever else optimizers keep."""
@@ -94,6 +108,15 @@ class ModuleState:
                 values += [(f"{key} of the optimizer", value) for key, value in group.items()]
         return values
 
+    def newly_not_finite(self) -> set[str]:
+        """What was finite and is not: "NaN in NAME", "infinity in NAME". Waits for the device.
+
+        It looks at weights, dense buffers, also those that are not saved, their average (EMA), and the states of
+        optimizers.
+        """
+        broken = not_finite(self._values()).items()
+        return {f"{kind} in {name}" for name, kind in broken if self.never_finite.get(name) != kind}
+
     def restore(self, altered: dict[str, Any]) -> None:
         """Sets what the run before this resume had `altered`. Called after on_start: later changes are new ones."""
         self._trainer.unfreeze(self._trainer.progress.newest_epoch)  # first: a callback may have frozen some again
@@ -111,12 +134,44 @@ class ModuleState:
             elif attribute != "requires_grad" and not path.startswith("ema_model"):  # earlier ones had that of buffers
                 log.warning("%s is not restored: the run of the checkpoint had it, and this one does not", name)
 
-    def unfreeze(self) -> None:
-        """Called before an epoch. Ends train.freeze, if it is time: a resume does the same, so this alters nothing."""
-        before = self._settings()
-        self._trainer.unfreeze(self._trainer.progress.epoch)
-        now = self._settings()
-        self._at_start |= {name: value for name, value in now.items() if value != before.get(name)}
+    def _settings(self) -> dict[str, Any]:
+        weights = self._trainer.all_modules.named_parameters()
+        settings: dict[str, Any] = {f"{name}.requires_grad": weight.requires_grad for name, weight in weights}
+        for path, module in self._modules().items():
+            for name, value in vars(module).items():
+                setting = as_builtin(value)
+                if type(setting) in SETTINGS and not name.startswith("_"):
+                    settings[f"{path}.{name}"] = setting
+        return settings
+
+    def _unsaved(self) -> dict[str, Any]:
+        """Copies of what no state_dict has, on the CPU."""
+        values: dict[str, Any] = {}
+        for path, owner in self._owners().items():
+            attributes = getattr(owner, "__dict__", {})
+            if owner is self._trainer:
+                attributes = owner.added_attributes()
+            elif isinstance(owner, nn.Module):
+                attributes = {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
+            for name, value in attributes.items():
+                value = as_builtin(value)
+                if isinstance(value, Tensor) and value.layout is torch.strided:
+                    values[f"{path}.{name}"] = value.detach().to("cpu", copy=True)
+                elif type(value) in SETTINGS:
+                    values[f"{path}.{name}"] = value
+        return values
+
+    def _owners(self) -> dict[str, Any]:
+        """What may have something that no state_dict has: modules, and the functions of the task."""
+        trainer = self._trainer
+        owners: dict[str, Any] = self._modules()
+        if trainer.ema_model is not None:
+            owners |= trainer.ema_model.named_modules(prefix="ema_model")
+        owners["trainer"] = trainer
+        owners["task.own_loss"] = trainer.task.own_loss
+        for kind, functions in (("scores", trainer.task.extra_scores), ("metrics", trainer.metrics.by_name)):
+            owners |= {f"task.{kind}.{name}": function for name, function in functions.items()}
+        return owners
 
     def warn_of_generators(self, callbacks: dict[str, Any]) -> None:
         """Warns of random generators of the trainer, its modules and callbacks that do not save them.
@@ -143,14 +198,12 @@ class ModuleState:
                 kinds = ", ".join({type(value).__name__ for value in hidden})
                 log.warning(NOT_SAVED, f"{name} has a random generator ({kinds}) inside, or in its code")
 
-    def altered(self) -> dict[str, Any]:
-        """The settings, and what no state_dict has, that were changed after on_start (`restore`)."""
-        now = self._settings() | self._unsaved()
-        changed = {
-            name: now[name] for name, value in self._at_start.items() if name in now and differ(now[name], value)
-        }
-        # A trainer may get attributes in its first step.
-        return changed | {name: now[name] for name in now.keys() - self._at_start if name.startswith("trainer.")}
+    def unfreeze(self) -> None:
+        """Called before an epoch. Ends train.freeze, if it is time: a resume does the same, so this alters nothing."""
+        before = self._settings()
+        self._trainer.unfreeze(self._trainer.progress.epoch)
+        now = self._settings()
+        self._at_start |= {name: value for name, value in now.items() if value != before.get(name)}
 
     def check(self) -> None:
         """Raises ConfigError for a change that no resume could load, or with which processes train different weights.
@@ -187,63 +240,14 @@ class ModuleState:
             self._warned.add(name)
             log.warning("%s", sentence)
 
-    def _modules(self) -> dict[str, nn.Module]:
-        return {path: part for path, part in self._trainer.all_modules.named_modules() if path}
-
-    def _settings(self) -> dict[str, Any]:
-        weights = self._trainer.all_modules.named_parameters()
-        settings: dict[str, Any] = {f"{name}.requires_grad": weight.requires_grad for name, weight in weights}
-        for path, module in self._modules().items():
-            for name, value in vars(module).items():
-                setting = as_builtin(value)
-                if type(setting) in SETTINGS and not name.startswith("_"):
-                    settings[f"{path}.{name}"] = setting
-        return settings
-
-    def _owners(self) -> dict[str, Any]:
-        """What may have something that no state_dict has: modules, and the functions of the task."""
-        trainer = self._trainer
-        owners: dict[str, Any] = self._modules()
-        if trainer.ema_model is not None:
-            owners |= trainer.ema_model.named_modules(prefix="ema_model")
-        owners["trainer"] = trainer
-        owners["task.own_loss"] = trainer.task.own_loss
-        for kind, functions in (("scores", trainer.task.extra_scores), ("metrics", trainer.metrics.by_name)):
-            owners |= {f"task.{kind}.{name}": function for name, function in functions.items()}
-        return owners
-
-    def _unsaved(self) -> dict[str, Any]:
-        """Copies of what no state_dict has, on the CPU."""
-        values: dict[str, Any] = {}
-        for path, owner in self._owners().items():
-            attributes = getattr(owner, "__dict__", {})
-            if owner is self._trainer:
-                attributes = owner.added_attributes()
-            elif isinstance(owner, nn.Module):
-                attributes = {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
-            for name, value in attributes.items():
-                value = as_builtin(value)
-                if isinstance(value, Tensor) and value.layout is torch.strided:
-                    values[f"{path}.{name}"] = value.detach().to("cpu", copy=True)
-                elif type(value) in SETTINGS:
-                    values[f"{path}.{name}"] = value
-        return values
-
-    def _parts(self) -> tuple[Any, ...]:
-        """The weights and the saved buffers by name, the weights in the groups of the optimizers, and the optimizers.
-
-        A weight is told by its identity, and so is an optimizer. Modules may replace their buffers, and fill
-        those that are None at the start.
-        """
-        optimizers = self._trainer.optimizers
-        buffers = {
-            f"{path}.{name}"
-            for path, module in self._modules().items()
-            for name, buffer in module._buffers.items()
-            if buffer is not None and name not in module._non_persistent_buffers_set
-        } - self.empty_at_start
-        weights = {name: id(weight) for name, weight in self._trainer.all_modules.named_parameters()}
-        return weights, buffers, sorted(map(id, [*weights_of(optimizers), *optimizers]))
+    def altered(self) -> dict[str, Any]:
+        """The settings, and what no state_dict has, that were changed after on_start (`restore`)."""
+        now = self._settings() | self._unsaved()
+        changed = {
+            name: now[name] for name, value in self._at_start.items() if name in now and differ(now[name], value)
+        }
+        # A trainer may get attributes in its first step.
+        return changed | {name: now[name] for name in now.keys() - self._at_start if name.startswith("trainer.")}
 
 
 def not_finite(values: Iterable[tuple[str, Any]]) -> dict[str, str]:

@@ -63,7 +63,7 @@ def save(run: Run) -> None:
     ModuleState.check refuses.
     """
     run.module_state.check()
-    names = sorted(set().union(*run.processes.gather(run.module_state.not_finite())))
+    names = sorted(set().union(*run.processes.gather(run.module_state.newly_not_finite())))
     if not names:
         run.checkpoints.save(state_of(run))
         return
