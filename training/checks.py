@@ -234,7 +234,7 @@ def check_labels(dataset: Any, task: Task) -> None:
     if labels is None or is_stream(dataset):
         return
     values = np.asarray(labels)
-    if values.dtype.kind in "iuf" and isinstance(task, Multilabel):
+    if values.dtype.kind in "iuf" and isinstance(task, Multilabel) and values.shape[1:] == (task.num_outputs,):
         check_multilabel(f"labels of {type(dataset).__name__}", torch.from_numpy(values.astype(np.float32)), task)
     if values.dtype.kind in "iu" and below is not None:
         row = wrong_label(torch.from_numpy(values.astype(np.int64)), below, task.ignored)
