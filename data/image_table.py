@@ -76,7 +76,9 @@ class ImageTable(ImageFiles):
             log.warning(
                 "%s: images of training rows are also in rows that validate or test, %d of them, such as %s: the "
                 "scores are better than those of new images; remove their rows from one part",
-                *(tables, len(images), images[0]),
+                tables,
+                len(images),
+                images[0],
             )
 
         is_test = parts == ("test" if test_table or "test" in parts else "val")
@@ -117,7 +119,9 @@ class ImageTable(ImageFiles):
             if missing := [name for name in classes if name.lower() in MISSING]:
                 log.warning(
                     "%s: %s of %r is a class as any other: if it says that a label is missing, remove these rows",
-                    *(rows.path, ", ".join(missing), columns[0]),
+                    rows.path,
+                    ", ".join(missing),
+                    columns[0],
                 )
             self.fits_task = "classification"
             texts = without_zeros(rows.cells[columns[0]]) if all(map(is_whole, classes)) else rows.cells[columns[0]]

@@ -158,7 +158,8 @@ def check_layouts(inputs: Batch, model: Section, means: Sequence[Any], has_image
                 "%r has %s: the network gets these numbers as they are, 0 to 255: only a field of one uint8 image "
                 "(H, W, C) per sample is normalised by a mean and a std; return such fields (task.inputs=[one,two]), "
                 "or scale them in the network",
-                *(name, form_of(raw[0][0])),
+                name,
+                form_of(raw[0][0]),
             )
         if not isinstance(batch, Tensor):
             continue

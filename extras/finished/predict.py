@@ -106,7 +106,9 @@ def records(run: FinishedRun, samples: Samples, folder: Path) -> Iterator[Row]:
     if broken:
         log.warning(
             "%s gives NaN or infinity for %d samples, first for %s: look at its values, or try train.precision=fp32",
-            *(type(run.trainer.model).__name__, len(broken), broken[0]),
+            type(run.trainer.model).__name__,
+            len(broken),
+            broken[0],
         )
 
 

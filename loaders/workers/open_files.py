@@ -39,7 +39,8 @@ def _reopen(fd: int) -> None:
         log.warning(
             "a worker cannot open %s again (%s): it shares the position in it with other workers, so open it in "
             "__getitem__",
-            *(os.readlink(path), error.strerror),
+            os.readlink(path),
+            error.strerror,
         )
         return
     os.lseek(again, position, os.SEEK_SET)
