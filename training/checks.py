@@ -27,7 +27,7 @@ from data.subset import Subset
 from loaders import Random, WorkerLoader, move, offers, tensors
 from training.config import Config, ConfigError, flat
 from training.processes import Processes
-from training.tasks import Batch, Multilabel, Task, wrong_label
+from training.tasks import Batch, Multilabel, Task
 
 log = logging.getLogger(__name__)
 
@@ -241,6 +241,28 @@ def check_labels(dataset: Any, task: Task) -> None:
         if row is not None:
             label = f"labels[{row}] of {type(dataset).__name__} is {values[row]}"
             raise DataError(f"{label}: give the numbers of classes, 0 to {below - 1}")
+
+
+def wrong_label(labels: Tensor, below: int, ignored: int | None) -> int | None:
+    """The row of the first label that is no class; None if there is none.
+
+    Labels are a number from 0 to below `below`, or `ignored`, for each sample: (N,) or (N, 1); or shares of the
+    classes, (N, below). Raises DataError for another shape.
+    """
+    are_shares = labels.is_floating_point() and labels.shape[1:] == (below,)
+    if labels.numel() != len(labels) and not are_shares:
+        form = f"{str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape[1:])}"
+        raise DataError(
+            f"a label is {form}, but the task takes a class for each sample, 0 to {below - 1}, "
+            f"or {below} floats: return one of them, or write a task for these labels (docs/extending.md)"
+        )
+    if labels.is_floating_point():
+        return None if are_shares else 0
+    numbers = labels.long().flatten()
+    wrong = (numbers < 0) | (numbers >= below)
+    if ignored is not None:
+        wrong &= numbers != ignored
+    return int(wrong.nonzero()[0]) if wrong.any() else None
 
 
 def check_processes(processes: Processes, name: str, dataset: Any, first: Any, is_repeatable: bool) -> None:
