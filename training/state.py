@@ -35,14 +35,14 @@ def state_of(run: Run) -> State:
     """
     trainer = run.trainer
     set_optimizer_mode("eval", trainer.optimizers)
-    trainer.note_own_rates()
+    trainer.schedules.note_own_rates()
     callbacks = run.callbacks.items()
     return {
         "model": trainer.model.state_dict(),
         "ema_model": None if trainer.ema_model is None else trainer.ema_model.state_dict(),
         "others": {name: module.state_dict() for name, module in trainer.extra_modules.items()},
         "optimizers": [saved_optimizer(optimizer) for optimizer in trainer.optimizers],
-        "own_rates": trainer.has_own_rates,
+        "own_rates": trainer.schedules.has_own_rates,
         "altered": run.module_state.altered(),
         "scaler": trainer.scaler.state_dict(),
         "means": [trainer.means.state_dict(), trainer.logged.state_dict()],  # since the last line of metrics.jsonl
@@ -142,11 +142,11 @@ def load_state(run: Run, state: State, changed: dict[str, str]) -> None:
         load_module(trainer.model, state["model"], trainer.device)
         for name, module in trainer.extra_modules.items():
             load_module(module, state["others"][name], trainer.device)
-        trainer.step_schedules()  # they are not loaded, but stepped to where the run is
-        trainer.has_own_rates = state["own_rates"]
+        trainer.schedules.step()  # they are not loaded, but stepped to where the run is
+        trainer.schedules.has_own_rates = state["own_rates"]
         for optimizer, saved in zip(trainer.optimizers, state["optimizers"], strict=True):
-            resume_optimizer(optimizer, saved, changed, trainer.has_own_rates)
-        trainer.note_scheduled()
+            resume_optimizer(optimizer, saved, changed, state["own_rates"])
+        trainer.schedules.note_scheduled()
         trainer.scaler.load_state_dict(state["scaler"])
     except (KeyError, RuntimeError, ValueError) as error:
         settings = sentences(changed) or "the settings are the same, but not the code or the data"
@@ -155,7 +155,7 @@ def load_state(run: Run, state: State, changed: dict[str, str]) -> None:
             f"train.resume: the checkpoint of step {state['step']} does not fit this run ({settings}): {reason}; undo "
             f"these changes, or train in another folder than {run.folder} (hydra.run.dir), or with train.resume=null"
         ) from error
-    if trainer.has_own_rates:
+    if state["own_rates"]:
         lr = trainer.optimizers[0].param_groups[0]["lr"]
         log.info("the learning rate is %g: a callback had set it, not the schedule alone", lr)
     for means, sums in zip((trainer.means, trainer.logged), state["means"], strict=True):

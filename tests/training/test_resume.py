@@ -454,7 +454,7 @@ def test_a_resume_compares_the_rates_of_groups_as_often_after_many_steps_as_afte
         train(folder, f"train.epochs=3 train.max_steps={steps + 1}")
         return len(compared)
 
-    monkeypatch.setattr("training.trainer.settings_of_groups", count)
+    monkeypatch.setattr("training.optimizer.settings_of_groups", count)
     assert compared_after(20) == compared_after(2) > 0
 
 
