@@ -258,7 +258,11 @@ def load_weights(source: Weights, model: nn.Module, device: torch.device) -> Non
     unused = {layer_of(name) for name in weights.keys() - own.keys()}
     log.info(
         "train.init_from: %d of %d tensors come from %s; new layers, of another size or not in it: %s; not used: %s",
-        *(len(taken), len(own), source.path, listed(sorted(new)) or "none", listed(sorted(unused)) or "none"),
+        len(taken),
+        len(own),
+        source.path,
+        listed(sorted(new)) or "none",
+        listed(sorted(unused)) or "none",
     )
 
 
