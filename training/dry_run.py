@@ -98,7 +98,8 @@ def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
         log.warning(
             "the loss of the first samples is %s before training: check the initial weights of %s, the loss and these "
             "samples, unless the loss ignores their labels",
-            *(loss.item(), type(trainer.model).__name__),
+            loss.item(),
+            type(trainer.model).__name__,
         )
     trainer.training_loss_is_sum = is_sum(trainer, loss, trainer.loss_of, batch)
     trainer.set_training_mode()

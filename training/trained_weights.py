@@ -62,7 +62,8 @@ def check_optimized(trainer: Trainer) -> None:
         log.warning(
             "no optimizer has %s (%d weights), so they keep their values: give them to one in configure_optimizers(), "
             "or say so by requires_grad_(False)",
-            *(", ".join(left_out[:3]), len(left_out)),
+            ", ".join(left_out[:3]),
+            len(left_out),
         )
     if of_task:
         log.info("%s are trained too; requires_grad_(False) keeps their values", ", ".join(of_task))
