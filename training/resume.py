@@ -227,6 +227,12 @@ def read_weights(path: Path) -> Weights:
             content = content.get(key, content)
         named = content.items()
         tensors = {name: value for name, value in named if isinstance(name, str) and isinstance(value, Tensor)}
+        if content and not tensors:
+            keys = ", ".join(map(str, content))[:150]
+            raise ConfigError(
+                f"train.init_from: {path} has no tensors, but {keys}: save one of these alone, or below the key "
+                "`model`"
+            )
         return Weights(path, tensors, classes, data)
 
 
@@ -237,6 +243,13 @@ def evaluated_weights(state: State) -> dict[str, Tensor]:
     if averaged.keys() != weights.keys():  # an AveragedModel of torch has them in its module
         averaged = {name.removeprefix("module."): value for name, value in averaged.items()}
     return {name: averaged[name] for name in weights if name in averaged}
+
+
+def evaluated_settings(state: State) -> dict[str, Any]:
+    """What ModuleState has saved, with the average's settings and buffers, if it was evaluated, as the network's."""
+    average = {name: value for name, value in state["altered"].items() if name.startswith("ema_model.")}
+    renamed = {re.sub(r"^ema_model\.(module\.)?", "model.", name): value for name, value in average.items()}
+    return state["altered"] | (renamed if state["ema_model"] else {})
 
 
 def load_weights(source: Weights, model: nn.Module, device: torch.device) -> None:

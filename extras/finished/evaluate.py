@@ -115,6 +115,7 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Cla
             f"{', '.join(taken)}, a score, is a key that evaluation.json has already: choose another name in "
             "task.scores or task.metrics"
         )
+    run.restore_settings()
     step = trainer.evaluation_step
     samples = 0
     outputs = list[Tensor]()

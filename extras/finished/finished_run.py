@@ -26,12 +26,13 @@ from loaders import ExpectedError, Preloader, build_loader
 from training import script
 from training.build import build
 from training.checkpoint import State, best_or_newest, read_checkpoint
+from training.command_line import parsed, remedy_of
 from training.config import ROOT, Config, ConfigError, Section, checked, flat
 from training.datasets import Datasets
 from training.launch import Extras
 from training.module_state import ModuleState
 from training.processes import Processes
-from training.resume import Origin, evaluated_weights, load_module
+from training.resume import Origin, evaluated_settings, evaluated_weights, load_module
 from training.tasks import Batch
 from training.trainer import Trainer
 
@@ -95,6 +96,19 @@ class FinishedRun:
         self.trainer: Trainer = build("trainer", config.trainer, config, self.data, self._processes, steps)
         self.trainer.set_up()
 
+    def restore_settings(self) -> None:
+        """Gives modules, losses and scores the settings of the checkpoint, in evaluation mode.
+
+        A loss that counts its calls counts those of a dry run too.
+        """
+        progress = self.trainer.progress
+        step = progress.step
+        progress.step = 0  # it is not trained, so it does not matter where it is
+        ModuleState(self.trainer).restore(self._altered)
+        progress.step = step
+        for module in self.trainer.all_modules.children():
+            module.eval()
+
     def _load(self, state: State) -> None:
         """Loads the weights that the run evaluated."""
         try:
@@ -104,11 +118,10 @@ class FinishedRun:
                 load_module(module, state["others"][name], self.device)
         except (KeyError, RuntimeError) as error:
             raise ConfigError(f"{self.path} does not fit {self}: {reason_of(error)[:300]}") from error
-        ModuleState(self.trainer).restore(state["altered"])
+        self._altered = evaluated_settings(state)
+        self.restore_settings()
         self.trainer.progress.step = self.step
         self.trainer.progress.epoch = state["loader"]["epoch"]
-        for module in self.trainer.all_modules.children():
-            module.eval()
 
     def dataset(self, split: str) -> Any:
         """The split "train", "val" or "test" of the run's data, without augmentation."""
@@ -148,7 +161,11 @@ def configured(saved: Section, overrides: Sequence[str]) -> Config:
         if "." not in key:
             groups[key] = text
     Plugins.instance().register(Extras)
-    values = [text.lstrip("+") for text in overrides if text not in groups.values()]
+    values: dict[str, Any] = {}
+    for text in overrides:
+        if text not in groups.values():
+            with explained(f"{text} cannot be used", remedy_of(text)):  # as train.py reads it
+                values |= {key: override.value() for key, override in parsed([text]).items()}
     with explained(f"{' '.join(overrides)} cannot be used", "give GROUP=NAME or SECTION.KEY=VALUE"):
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("config", overrides=list(groups.values()))
@@ -156,7 +173,10 @@ def configured(saved: Section, overrides: Sequence[str]) -> Config:
         for key, value in saved.items():
             if key not in groups:
                 settings[key] = settings[key] | value if key in ("train", "loader") else value
-        merged = OmegaConf.merge(OmegaConf.structured(Config), settings, OmegaConf.from_dotlist(values))
+        changes = OmegaConf.create({})
+        for key, value in values.items():
+            OmegaConf.update(changes, key, value)
+        merged = OmegaConf.merge(OmegaConf.structured(Config), settings, changes)
     assert isinstance(merged, DictConfig)
     return checked(merged)
 

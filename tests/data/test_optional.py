@@ -64,6 +64,12 @@ def test_each_name_counts_with_a_value_of_its_kind_also_in_a_subset():
     assert [*optional(some, "labels")] == [1, 0] and optional(some, "path")(1) == "4.png"
 
 
+@pytest.mark.parametrize("classes", [np.array([["cat"], ["dog"]]), [["cat"], ["dog"]], ["cat", "dog", ""]])
+def test_a_name_that_is_a_list_or_empty_is_refused(classes):
+    with refused("classes has .* as a name: give a flat list"):
+        optional(Foreign(classes=classes), "classes")
+
+
 class Forwards:
     """A dataset around another one, in another order."""
 
@@ -151,7 +157,11 @@ def test_a_dataset_that_uses_all_names_for_something_else_trains_as_one_without_
     )
 
 
-@given(st.lists(st.text(), min_size=1, max_size=4, unique=True), st.sampled_from([int, str, np.int64]), st.randoms())
+@given(
+    st.lists(st.text().filter(str.strip), min_size=1, max_size=4, unique=True),
+    st.sampled_from([int, str, np.int64]),
+    st.randoms(),
+)
 def test_classes_are_names_in_the_order_of_their_numbers_in_any_form(names, number, random):
     order = [*range(len(names))]
     random.shuffle(order)

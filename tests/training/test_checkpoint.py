@@ -154,6 +154,14 @@ def test_the_average_of_the_weights_of_an_earlier_version_is_read(tmp_path):
     assert choose_origin(tmp_path, SimpleNamespace(resume="auto")).state["ema_model"] == {"weight": torch.ones(1)}
 
 
+@pytest.mark.parametrize("name", ["last.pt", "best.pt"])
+def test_a_file_of_another_program_is_not_overwritten(tmp_path, name):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / name).write_text("theirs")
+    with refused(f"{name} is of another program.*hydra.run.dir"):
+        checkpoints(tmp_path)
+
+
 def changed_settings(theirs, ours):
     data = {"labels": 0, "first": [], "order": None}
     return changes_since({"config": theirs, "loader": {"samples": 0}, "data": data}, ours, {}, data)

@@ -114,6 +114,7 @@ SETTINGS = {
     "optim._target_=builtins.dict": "optim",
     "schedule._target_=builtins.dict": "schedule",
     "trainer._target_=builtins.dict": "trainer",
+    "data._target_=models.blocks.Mine": "models is this project's folder",
     "data._target_=builtins.dict": "dict",
     "data.length=many": "data.length=many",
     "data.val_fraction=some": "data.val_fraction='some'",

@@ -103,6 +103,23 @@ def test_an_optimizer_step_of_ones_own_gets_gradients_without_the_scale_of_fp16(
     assert norms[1] == pytest.approx(norms[0], rel=0.05)
 
 
+class Alternates(Trainer):
+    """Each of its optimizers has the gradients of every second step."""
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD([weight], 0.1) for weight in self.model.parameters()]
+
+    def training_step(self, batch):
+        for number, weight in enumerate(self.model.parameters()):
+            weight.requires_grad_(number == self.progress.step % 2)
+        return super().training_step(batch)
+
+
+def test_with_fp16_an_optimizer_without_gradients_is_left_out(tmp_path):
+    train(tmp_path, f"trainer._target_={__name__}.Alternates train.precision=fp16 train.max_steps=4")
+    assert checkpoint(tmp_path)["step"] == 4
+
+
 class Huge(Trainer):
     """Its gradients are finite, but their norm is not: clipping scales them to 0."""
 

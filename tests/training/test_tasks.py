@@ -1,5 +1,6 @@
 """Tasks alone: losses and scores."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -124,6 +125,12 @@ def test_with_many_classes_the_best_five_are_scored_too():
     many = SimpleNamespace(classes=[str(number) for number in range(20)])
     logits = torch.arange(20.0).repeat(2, 1)
     assert values(Classification(many).scores(logits, torch.tensor([15, 14]))) == {"accuracy": [0, 0], "top5": [1, 0]}
+
+
+@pytest.mark.parametrize("loss", [torch.nn.BCELoss(), partial(functional.binary_cross_entropy, reduction="sum")])
+def test_a_loss_of_probabilities_is_refused_where_scores_take_logits(loss):
+    with refused("BCEWithLogitsLoss"):
+        Multilabel(THREE, loss=loss)
 
 
 class Partial(Multilabel):

@@ -24,6 +24,7 @@ from extras.finished.samples import ImageFiles, Samples, batches_of, name_of
 from tests.configs import EXTENSIONS, TWO_PARTS, composed, summary_of, train
 from tests.data.fakes import write_fashion, write_images, write_table
 from tests.data.reading import refused
+from tests.training.test_resume import CONFIGS
 from train import train_model
 from training.checkpoint import best_or_newest
 from training.tasks import Classification, Multilabel
@@ -239,6 +240,7 @@ class Convolutional(nn.Sequential):
         "trainer._target_=extras.finished.tests.test_finished.MeanTeacher",
         "callbacks.ema.decay=0.9",  # the mean of the weights was evaluated
         f"model._target_={EXTENSIONS}.FirstBatch callbacks.ema.decay=0.9",
+        CONFIGS["what no state_dict has"],  # the average has another scale; the loss counts its calls
         f"+callbacks.averages._target_={EXTENSIONS}.Averages",
         f"{TWO_PARTS} train.epochs=2 +callbacks.alters._target_={EXTENSIONS}.Alters",
         "model._target_=extras.finished.tests.test_finished.Wide +model.pretrained=narrow",  # a text is no switch
@@ -267,6 +269,12 @@ def test_other_data_can_be_evaluated_by_single_keys_or_by_another_dataset(traine
     for wrong in ("data=nothing", "data.root=[", "train.epochs=two", "trian.epochs=1", "="):
         with refused(rf"^{re.escape(wrong)} cannot be used|train\.epochs"):
             FinishedRun(trained, [wrong])
+
+
+def test_a_value_is_read_as_train_py_reads_it(trained):
+    assert FinishedRun(trained, ["train.init_from='plates #2'"]).config.train.init_from == "plates #2"
+    with refused(r"train.init_from=plates #2 cannot be used .*type .*plates #2"):
+        FinishedRun(trained, ["train.init_from=plates #2"])
 
 
 def test_a_run_whose_training_folder_has_gained_a_class_is_used_with_the_classes_of_its_checkpoint(tmp_path, caplog):
