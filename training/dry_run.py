@@ -1,8 +1,8 @@
 """Runs everything once, on two samples, before the first step: mistakes in names, shapes and dtypes show at once.
 
 In this order: the augmentation, twice; a training step without gradients, unless the trainer has its own, which may
-change weights; an evaluation; then it looks which weights train, and how task.metric is compared. It leaves no trace:
-see no_trace.py.
+change weights; an evaluation; then it looks which weights train, and how task.metric is compared. It leaves no trace
+but in a loss or a score that is no module, which may count its calls: see no_trace.py.
 
 It also finds out whether the loss adds up the samples, or is their mean: parts of a batch are weighted accordingly.
 """

@@ -1,4 +1,6 @@
-"""Blocks that leave no trace in a trainer, or in the weights and buffers of modules, whatever is tried in them.
+"""Blocks that leave no trace in a trainer and its modules, whatever is tried in them.
+
+What a loss, score or metric that is no module keeps in its attributes stays as the block has left it.
 
 `no_trace` prepares the trainer, and runs the block in `tensors_put_back`; afterwards that restores weights and buffers
 first, then `no_trace` attributes and sums, and seeds the random generators anew.
