@@ -49,7 +49,7 @@ FOREIGN = st.one_of(
     st.lists(st.integers(0, 1), min_size=COUNT + 1),
     st.just([[0], [1, 2]] * (COUNT // 2)),
     st.builds(np.zeros, st.sampled_from([(), (COUNT + 1,), (COUNT, 2)])),
-    st.dictionaries(st.text(), st.integers(), max_size=2),
+    st.dictionaries(st.text().filter(str.strip), st.integers(), max_size=2),  # a blank name of a class is refused
 )
 
 

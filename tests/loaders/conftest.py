@@ -10,11 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from every_loader import LOADERS, make
-from hypothesis import settings
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
-
-settings.register_profile("no deadline", deadline=None)  # a loaded machine fails no test
-settings.load_profile("no deadline")
 
 READERS = {
     "inline": {"num_workers": 0},
