@@ -1,8 +1,7 @@
 """Runs everything once, on two samples, before the first step: mistakes in names, shapes and dtypes show at once.
 
 In this order: the augmentation, twice; a training step without gradients, unless the trainer has its own, which may
-change weights; an evaluation; then it looks which weights train, and how task.metric is compared. It leaves no trace
-but in a loss or a score that is no module, which may count its calls: see no_trace.py.
+change weights; an evaluation; then it looks which weights train, and how task.metric is compared. It leaves no trace.
 
 It also finds out whether the loss adds up the samples, or is their mean: parts of a batch are weighted accordingly.
 """
@@ -84,8 +83,7 @@ def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
 
     In evaluation mode, in which the loss tells a sum from a mean, and in training mode.
     """
-    kind = type(trainer)
-    if kind.training_step is not Trainer.training_step or kind.train_step is not Trainer.train_step:
+    if trainer.overrides("training_step") or trainer.overrides("train_step"):
         return
     count = trainer.task.batch_length(batch)
     augment = trainer.settings["augment"]
@@ -246,12 +244,11 @@ def try_smallest(trainer: Trainer, step: Callable[[Batch], Any], batch: Batch, s
 
 def check_sum(trainer: Trainer) -> None:
     """Raises ConfigError if a training step that is not ours may return the sum of a part of a batch."""
-    kind = type(trainer)
-    has_own_loss = kind.train_step is Trainer.train_step and kind.training_step is not Trainer.training_step
+    has_own_loss = trainer.overrides("training_step") and not trainer.overrides("train_step")
     if has_own_loss and trainer.evaluation_loss_is_sum and divides_batches(trainer):
         raise ConfigError(
             f"the loss of {type(trainer.task).__name__} adds up the samples; with train.accumulate or several "
-            f"processes {kind.__name__}.training_step has to return the mean: set reduction=mean in task.loss"
+            f"processes {type(trainer).__name__}.training_step has to return the mean: set reduction=mean in task.loss"
         )
 
 

@@ -168,10 +168,7 @@ class ModuleState:
         if trainer.ema_model is not None:
             owners |= trainer.ema_model.named_modules(prefix="ema_model")
         owners["trainer"] = trainer
-        owners["task.own_loss"] = trainer.task.own_loss
-        for kind, functions in (("scores", trainer.task.extra_scores), ("metrics", trainer.metrics.by_name)):
-            owners |= {f"task.{kind}.{name}": function for name, function in functions.items()}
-        return owners
+        return owners | trainer.functions
 
     def warn_of_generators(self, callbacks: dict[str, Any]) -> None:
         """Warns of random generators of the trainer, its modules and callbacks that do not save them.

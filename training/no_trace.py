@@ -1,6 +1,4 @@
-"""Blocks that leave no trace in a trainer and its modules, whatever is tried in them.
-
-What a loss, score or metric that is no module keeps in its attributes stays as the block has left it.
+"""Blocks that leave no trace in a trainer, its modules, and its loss, scores and metrics, whatever is tried in them.
 
 `no_trace` prepares the trainer, and runs the block in `tensors_put_back`; afterwards that restores weights and buffers
 first, then `no_trace` attributes and sums, and seeds the random generators anew.
@@ -11,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from training.config import ConfigError
 from training.metrics import Means
@@ -23,11 +21,17 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     """Sets evaluation mode in the block. Afterwards restores modes, buffers, weights, attributes and sums.
 
     A network may change weights in its forward pass, as an Embedding with max_norm does, or note in an attribute what
-    it does once, such as initialising them by its first batch.
+    it does once, such as initialising them by its first batch. A loss may count its calls. What is in a list, a dict
+    or an array stays as the block has left it.
     """
     modules = trainer.all_modules
-    parts = [*modules.modules()]
+    parts = [*modules.modules(), *trainer.functions.values(), trainer]
     attributes = [(part, own_attributes(part)) for part in parts]
+    tensors = []  # in attributes, and no buffers
+    for _, earlier in attributes:
+        for value in earlier.values():
+            if isinstance(value, Tensor) and not value.is_inference():
+                tensors.append((value, value._version, value.detach().to("cpu", copy=True)))
     sums = trainer.means, trainer.logged
     trainer.means = Means(trainer.processes)
     trainer.logged = Means(trainer.processes)
@@ -38,7 +42,11 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     for part, earlier in attributes:
         for name in own_attributes(part).keys() - earlier.keys():
             delattr(part, name)
-        vars(part).update(earlier)
+        if earlier:
+            vars(part).update(earlier)
+    for tensor, version, before in tensors:
+        if tensor._version != version:  # it was changed in place
+            tensor.detach().copy_(before)
     trainer.means, trainer.logged = sums
     for value in (*vars(trainer).values(), *parts):
         if hasattr(value, "compute") and hasattr(value, "reset"):  # task.metrics, and metrics of a subclass
@@ -46,9 +54,14 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     trainer.seed_step()
 
 
-def own_attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes that a network's author has set, without weights, buffers and modules, and the mode."""
-    return {name: value for name, value in vars(module).items() if name[0] != "_"}
+def own_attributes(part: Any) -> dict[str, Any]:
+    """The attributes that its author has set: of a module without weights, buffers and modules, and the mode."""
+    if isinstance(part, Trainer):
+        return part.added_attributes()
+    attributes = getattr(part, "__dict__", {})
+    if isinstance(part, nn.Module):
+        return {name: value for name, value in attributes.items() if name[0] != "_"}
+    return dict(attributes) if isinstance(attributes, dict) else {}  # a class has a read-only view
 
 
 @contextmanager

@@ -32,7 +32,6 @@ from training.files import write_whole
 from training.results import only_warns, plain
 from training.script import run_script
 from training.tasks import Multilabel
-from training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +102,7 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Cla
     """
     trainer = run.trainer
     task = run.task
-    has_own_step = type(trainer).evaluation_step is not Trainer.evaluation_step
+    has_own_step = trainer.overrides("evaluation_step")
     evaluation: ClassCounts | None = None
     if run.data.classes and not has_own_step:
         if isinstance(task, Multilabel):
@@ -115,7 +114,6 @@ def evaluate(run: FinishedRun, dataset: Any) -> tuple[int, dict[str, float], Cla
             f"{', '.join(taken)}, a score, is a key that evaluation.json has already: choose another name in "
             "task.scores or task.metrics"
         )
-    run.restore_settings()
     step = trainer.evaluation_step
     samples = 0
     outputs = list[Tensor]()

@@ -96,21 +96,11 @@ class FinishedRun:
         self.trainer: Trainer = build("trainer", config.trainer, config, self.data, self._processes, steps)
         self.trainer.set_up()
 
-    def restore_settings(self) -> None:
-        """Gives modules, losses and scores the settings of the checkpoint, in evaluation mode.
-
-        A loss that counts its calls counts those of a dry run too.
-        """
-        progress = self.trainer.progress
-        step = progress.step
-        progress.step = 0  # it is not trained, so it does not matter where it is
-        ModuleState(self.trainer).restore(self._altered)
-        progress.step = step
-        for module in self.trainer.all_modules.children():
-            module.eval()
-
     def _load(self, state: State) -> None:
-        """Loads the weights that the run evaluated."""
+        """Loads what the run evaluated: the weights, and the settings of modules, losses and scores.
+
+        The modules are in evaluation mode.
+        """
         try:
             load_module(self.trainer.model, evaluated_weights(state), self.device)
             self.trainer.ema_model = None  # a trainer may have made one, which would be evaluated instead
@@ -118,8 +108,9 @@ class FinishedRun:
                 load_module(module, state["others"][name], self.device)
         except (KeyError, RuntimeError) as error:
             raise ConfigError(f"{self.path} does not fit {self}: {reason_of(error)[:300]}") from error
-        self._altered = evaluated_settings(state)
-        self.restore_settings()
+        ModuleState(self.trainer).restore(evaluated_settings(state))
+        for module in self.trainer.all_modules.children():
+            module.eval()
         self.trainer.progress.step = self.step
         self.trainer.progress.epoch = state["loader"]["epoch"]
 

@@ -37,15 +37,14 @@ class PartsOfBatches:
         if self._has_compared or not count:
             return
         self._has_compared = True
-        kind = type(trainer)
-        if kind.train_step is not Trainer.train_step or not divides_batches(trainer):
+        if trainer.overrides("train_step") or not divides_batches(trainer):
             return
-        if kind.training_step is not Trainer.training_step:
+        if trainer.overrides("training_step"):
             log.warning(
                 "%s.training_step gets parts of a batch (train.accumulate, several processes), and it is not checked "
                 "that its loss is a mean over samples, or over what loss_denominator of the task counts: one that "
                 "divides by weights, or compares samples, is not that of the whole batch (docs/cluster.md)",
-                kind.__name__,
+                type(trainer).__name__,
             )
             return
         difference = 0.0

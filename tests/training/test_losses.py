@@ -192,6 +192,34 @@ def test_the_dry_run_leaves_what_a_network_does_once_to_training(trainer):
     assert part.is_initialized is False and part.statistics is None and not hasattr(part, "cache")
 
 
+class Counts:
+    """A loss or a score that is no module, counts its calls, and changes a tensor in place."""
+
+    def __init__(self):
+        self._calls = 0
+        self.centre = torch.zeros(10)
+
+    def __call__(self, outputs, labels):
+        self._calls += 1
+        self.last = outputs
+        self.centre.lerp_(outputs.detach().mean(0), 0.1)
+        return functional.cross_entropy(outputs, labels, reduction="none") + self._calls
+
+
+def test_the_dry_run_leaves_no_trace_in_a_loss_a_score_and_a_trainer_that_are_no_modules(trainer):
+    loss, score = Counts(), Counts()
+    trainer.baseline = torch.zeros(())
+    vars(trainer)["task"] = Task(None, loss=loss, extra_scores={"counted": score})
+    batch = {"image": torch.randn(2, 3, 8, 8), "label": torch.tensor([0, 9])}
+    with no_trace(trainer):
+        trainer.evaluation_step(batch)
+        trainer.baseline += 1
+        trainer.steps_seen = 1
+    assert trainer.baseline == 0 and not hasattr(trainer, "steps_seen")
+    for part in (loss, score):
+        assert vars(part).keys() == {"_calls", "centre"} and part._calls == 0 and not part.centre.any()
+
+
 @pytest.mark.parametrize(("reduction", "expected"), [("sum", True), ("mean", False), (None, None), (print, False)])
 def test_whether_a_loss_of_batches_of_one_size_is_a_sum_is_only_known_by_what_it_says(
     trainer, caplog, reduction, expected
