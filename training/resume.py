@@ -256,7 +256,7 @@ def load_weights(source: Weights, model: nn.Module, device: torch.device) -> Non
     """Loads the weights into the layers of these names. Raises ConfigError if the network has none of them."""
     fill_buffers(model, source.tensors, device)
     own = model.state_dict()
-    weights = {name_in(own, name): weight for name, weight in source.tensors.items()}
+    weights = renamed(source.tensors, own)
     new = resized_layers(own, weights)
     taken = {name: weight for name, weight in weights.items() if name in own and layer_of(name) not in new}
     if not taken:
@@ -280,7 +280,13 @@ def load_weights(source: Weights, model: nn.Module, device: torch.device) -> Non
 
 
 def load_module(module: nn.Module, saved: dict[str, Any], device: torch.device) -> None:
-    """Does what load_state_dict does, also for buffers that are None before the first forward pass."""
+    """Does what load_state_dict does, also for buffers that are None before the first forward pass.
+
+    Names may have what wrappers put before them: a trainer may wrap its network in DDP under torchrun only.
+    """
+    own = module.state_dict() | empty_buffers(module)
+    if not saved.keys() <= own.keys():
+        saved = renamed(saved, own)
     fill_buffers(module, saved, device)
     module.load_state_dict(saved)
 
@@ -293,7 +299,7 @@ def fill_buffers(module: nn.Module, saved: dict[str, Any], device: torch.device)
     own = module.state_dict()
     empty = empty_buffers(module)
     names = own | empty
-    values = {name_in(names, name): value for name, value in saved.items()}
+    values = renamed(saved, names)
     resized = resized_layers(own, values)
     for name, (part, attribute) in empty.items():
         if name in values and layer_of(name) not in resized and attribute not in part._non_persistent_buffers_set:
@@ -311,6 +317,11 @@ def empty_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
         for name, buffer in part._buffers.items()
         if buffer is None and not isinstance(part, _NormBase | _Loss)
     }
+
+
+def renamed(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The tensors by the names that the network has."""
+    return {name_in(own, name): value for name, value in saved.items()}
 
 
 def name_in(own: dict[str, Any], name: str) -> str:

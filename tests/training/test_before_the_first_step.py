@@ -303,7 +303,7 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a dict of labels": (fault("a dict"), r"Faulty has the labels \{'class': .*numbers of classes, 0 to 1"),
     "a sample without label": (fault("no label"), "Faulty & None"),
     "a tuple with a field more": (fault("three fields"), r"\b3\b & task\.inputs|image"),
-    "no classes": (fault("no classes"), "Faulty & classes & task=regression"),
+    "no classes": (fault("no classes"), "Faulty & classes & 1E1 & task=regression"),
     "a wrong label among those that are offered": (
         f"{own('data', 'Unlabelled')} +data.label=-1 +data.at=30 {IGNORING}",
         r"labels\[30\] of Unlabelled is -1: .* 0 to 1",

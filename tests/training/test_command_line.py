@@ -165,6 +165,12 @@ def test_when_a_job_of_a_sweep_fails_the_others_go_on_and_the_sweeper_gets_their
     assert Returned.jobs[1].return_value == summary[summary["score"]]
 
 
+def test_a_folder_of_a_sweep_of_too_long_a_name_is_refused_with_how_to_choose_another(command):
+    sweep = ["hydra.sweep.dir=sweep", "hydra.sweep.subdir=${hydra.job.override_dirname}", f"device={'a' * 300}"]
+    shown = command("-m", *FAST, *sweep, ends_with=1)
+    assert "hydra.sweep.subdir='${hydra.job.num}'" in shown
+
+
 def test_a_sweep_whose_settings_are_asked_for_is_refused(command):
     for flag in ("--cfg=job", "--info=config"):
         assert "leave out -m" in command("-m", flag, "seed=0,1", ends_with=1)

@@ -926,6 +926,11 @@ def test_a_sampler_decides_which_samples_train(tmp_path, loader):
     assert {*logged(tmp_path, "threes")} == {1.0}
 
 
+def test_a_sampler_of_torch_gets_the_dataset_under_the_name_that_it_has_there(tmp_path):
+    train(tmp_path, "sampler._target_=torch.utils.data.SequentialSampler", "train.max_steps=1")
+    assert checkpoint(tmp_path)["step"] == 1
+
+
 def test_a_sampler_of_labels_that_the_dataset_has_not_is_told_of_them(tmp_path, error):
     with error("the dataset has no `labels`: add an array"):
         train(tmp_path, IMAGES, f"sampler._target_={__name__}.of_labels")

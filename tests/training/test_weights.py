@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.configs import checkpoint, differences, differing_weights, stop, train
 from tests.data.reading import refused
-from training.resume import fill_buffers, load_weights, read_weights
+from training.resume import fill_buffers, load_module, load_weights, read_weights
 from training.stopping import Stopped
 
 CNN = ("model=small_cnn", "model.width=1", "train.epochs=1")
@@ -99,11 +99,22 @@ def test_a_buffer_that_is_none_is_filled_from_the_file_unless_its_layer_has_anot
     assert ours["same"].norm.running_mean is None, "track_running_stats=False"
 
 
+def test_a_checkpoint_of_a_network_that_was_wrapped_is_loaded_and_one_that_lacks_a_layer_is_not():
+    theirs = nn.Sequential(nn.Linear(2, 2), Shifted(2))
+    theirs[1].shift = torch.ones(2)
+    ours = nn.Sequential(nn.Linear(2, 2), Shifted(2))
+    load_module(ours, nn.ModuleDict({"module": theirs}).state_dict(), torch.device("cpu"))
+    assert differences(ours.state_dict(), theirs.state_dict()) == []
+    with pytest.raises(RuntimeError, match="Missing key"):
+        load_module(ours, {"module.0.weight": torch.zeros(2, 2)}, torch.device("cpu"))
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ({"encoder.weight": torch.zeros(2)}, "w.pt .*encoder.weight"),
         ([torch.zeros(2)], "w.pt .*state_dict"),
+        ({"generator": {"weight": torch.zeros(2)}, "step": 3}, "has no tensors, but generator, step"),
         (network(), r"w.pt .*UnpicklingError.*state_dict"),
     ],
 )
