@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Measures the phases of a run, which docs/extending.md lists. Every moment counts for exactly one of them.
+    """Measures the phases of a run. Every moment counts for exactly one of them.
 
     seconds: the time of each phase, until the last change of phase.
     watchers: functions that get the name, start and end (seconds of time.perf_counter) of each phase that ends.

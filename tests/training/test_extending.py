@@ -64,6 +64,20 @@ def test_a_callback_learns_that_a_run_was_interrupted_and_goes_on_with_its_state
     assert Spy.calls[:2] == ["start", "loaded 5"]
 
 
+class Phases:
+    def on_start(self, run):
+        self.names = []
+        run.clock.watchers.append(lambda name, start, end: self.names.append(name))
+
+    def on_end(self, run, summary):
+        summary["checkpoint_phases"] = self.names.count("checkpoint")
+
+
+def test_the_phase_checkpoint_has_the_checkpoints_within_an_epoch_too(tmp_path):
+    summary = train(tmp_path, f"+callbacks.phases._target_={__name__}.Phases train.checkpoint_every=3")
+    assert summary["checkpoint_phases"] == 5 + 2, "steps 3 to 15, and the end of each epoch"
+
+
 class RangeTest:
     """Tries a few steps at a rate at which they diverge, and restores everything."""
 
