@@ -22,7 +22,7 @@ LEAST_SECONDS = 0.2  # the system counts idle time in hundredths of a second: a 
 class CoreSeconds(NamedTuple):
     """Seconds of this process's cores, counted from any one moment: only differences mean something."""
 
-    elapsed: float = 0.0  # of wall-clock time (time.perf_counter)
+    elapsed: float = 0.0  # wall-clock time (time.perf_counter)
     idle: float = 0.0  # in which the cores did nothing, summed over them
     own: float = 0.0  # in which they ran this process
     workers: float = 0.0  # in which they ran its children, such as worker processes

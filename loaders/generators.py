@@ -38,7 +38,7 @@ ITERATOR = (
 class Seeder:
     """Seeds the global generators, and those that are held by what a loader calls.
 
-    callables_only: only the generators of objects that can be called: of transforms, not of streams.
+    callables_only: seed only generators in callable objects: a stream's transforms, not its own shuffling.
     """
 
     def __init__(self, *called: Any, callables_only: bool = False) -> None:

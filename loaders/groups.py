@@ -12,7 +12,7 @@ import torch
 
 BATCHES = 64
 SAMPLES = 2048  # with as many rows, the calls of a group take little time beside its arithmetic
-BYTES = 4 << 20  # of the rows of a dataset: a larger group does not stay in a cache
+BYTES = 4 << 20  # the rows of a larger group do not stay in a cache
 ALIGNMENT = 64  # bytes, as torch aligns new memory
 
 F = TypeVar("F", bound=Callable[..., Any])

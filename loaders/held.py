@@ -5,12 +5,12 @@ The words are those of README.md, "Order, randomness, state", and CONTRACT.md:
 | what is looked for                               | by               | what becomes of it                            |
 |--------------------------------------------------|------------------|-----------------------------------------------|
 | generators that the dataset, its transforms and  | Held             | generators.Seeder seeds them; one that cannot |
-| collate_fn hold, and a Preloader's transforms    |                  | be seeded is named once                       |
-| iterators that these hold                        | Held             | named once: no state has where they are       |
+| collate_fn hold, and a Preloader's transforms    |                  | be seeded is logged once                      |
+| iterators that these hold                        | Held             | logged once: no state has where they are      |
 | another object in one of their places            | Held.has_changed | Seeder searches again                         |
 | a value, an item of an array or a tensor, or an  | contents_of      | SeededLoader restarts persistent workers when |
 | object in dataset or collate_fn that has changed |                  | the next epoch begins                         |
-| a sampler's generator, or a change in it: in its | samplers.py, by  | the loader has no state; the change is named  |
+| a sampler's generator, or a change in it: in its | samplers.py, by  | the loader has no state; the change is logged |
 | own attributes alone                             | content_of       | once                                          |
 | tensors in a batch                               | nested.py alone  | moved, copied and counted                     |
 

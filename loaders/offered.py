@@ -1,6 +1,6 @@
 """Which of its optional methods a dataset offers: `read_batch` with `sample_spec`, `arrays`, and those of a state.
 
-Invariant: of the first three a method counts only if it reads the samples that `__getitem__` reads.
+Invariant: `read_batch` and `arrays` count only if they read the samples that `__getitem__` reads.
 """
 
 import inspect

@@ -31,7 +31,8 @@ class SeededLoader(WorkerLoader[T_co]):
     """Batches in our own order, or in the order of a sampler, which is iterated once per epoch.
 
     Arguments are those of WorkerLoader. `iter()` runs the epoch that `set_epoch` named, else the next one, from 0.
-    With persistent_workers=True it ends the running epoch, and the next epoch's first batches are loaded ahead.
+    With persistent_workers=True it ends the running epoch, and workers load the next epoch's first batches ahead,
+    but not in the order of a sampler of yours.
     A dataset may offer `sample_spec()` and `read_batch(indices, out, random)`, which writes into the batch itself:
     `out` has a tensor (len(indices), *shape) for each field of the spec, and `random` is a loaders.Random with a
     stream per row. A collate_fn of your own gets what `__getitem__` returns instead.
@@ -102,7 +103,10 @@ class SeededLoader(WorkerLoader[T_co]):
         return len(order)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch that the next `iter()` runs; also calls `set_epoch` of your sampler, if it has one."""
+        """Sets the epoch that the next `iter()` runs, from 0, or from the batch of a loaded state of the same epoch.
+
+        Also calls `set_epoch` of your sampler, if it has one.
+        """
         epoch = checked_epoch(epoch)
         if self._upcoming is None or self._upcoming.epoch != epoch:
             self._upcoming = Position(epoch)
@@ -111,6 +115,7 @@ class SeededLoader(WorkerLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the newest epoch, counted in samples delivered to all ranks: plain JSON.
 
+        With a batch sampler `samples` counts batches.
         Raises ValueError if an epoch cannot be resumed: with in_order=False, or a sampler that holds a generator.
         """
         return self.state_at(self.position)
@@ -136,7 +141,7 @@ class SeededLoader(WorkerLoader[T_co]):
 
     @property
     def at_epoch_end(self) -> bool:
-        """Whether no batch is left of the newest epoch, or no epoch has begun: `samples` in the state is 0."""
+        """Whether all batches of the newest epoch were delivered, or none: `samples` in the state is 0."""
         return self.position.batch == 0
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -171,9 +176,10 @@ class SeededLoader(WorkerLoader[T_co]):
             )
 
     def next_position(self) -> Position:
-        """Returns where the next `iter()` begins: in the newest epoch again, if no batch of it was or will be taken.
+        """Returns where the next `iter()` begins: at what was named or loaded, else in the next epoch.
 
-        Batches may still be taken while an independent iterator (persistent_workers=False) is running.
+        It is the newest one again if none of its batches was delivered, and no iterator can still deliver one: an
+        independent one (persistent_workers=False) can.
         """
         if self._upcoming is not None:
             return self._upcoming

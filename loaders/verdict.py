@@ -7,7 +7,7 @@
     not measured    the figures do not tell
 
 On a CPU, what loading can cost a step is bounded by what loading does: the step's waiting, and the CPU seconds of the
-workers and the preloader's thread. No gain beyond this bound is named: it would be another program's, or the clock's.
+workers and the preloader's thread. A larger gain is not reported: another program, or the clock, caused it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .worker_loader import WorkerLoader
 
 GAINS = 1.15  # loading limits steps if they would be more than this many times as fast with instant loading
 WAITS = 1 - 1 / GAINS  # from this share of a step on, waiting alone does that
-NO_GAIN = 1.05  # a gain up to this many times is not named
+NO_GAIN = 1.05  # a gain up to this many times is not reported
 BOUNDED = 10  # nor is a bound of this many times or more: it says nothing
 # A CPU second of loading holds up a step on all cores for about as long: a preempted thread holds up the others.
 # Measured on two cores, with workers of a known load: 0.8 to 1.3 seconds for two threads, 0.4 for one.
@@ -110,8 +110,8 @@ class Setting(NamedTuple):
     kind: str = "other"  # workers | threads | torch | resident | cached | other (an iterable that is none of these)
     num_workers: int = 0
     prefetch_factor: int = 0
-    depth: int = 0  # of the Preloader around the loader
-    num_threads: int = 1  # of a step on a CPU
+    depth: int = 0  # the Preloader's
+    num_threads: int = 1  # threads of a step on a CPU
     on_cpu: bool = True
 
     @classmethod

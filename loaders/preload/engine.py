@@ -40,7 +40,7 @@ GIVE_UP_SECONDS = 2.0
 class Item:
     """What the loader's engine has answered for a task, with the batch on the device."""
 
-    number: int  # of the task
+    number: int  # the task's
     reading: Reading
     raised: BaseException | None = None  # an error that belongs to no batch
     ready: Ready | None = None  # when the batch is ready on the device

@@ -42,7 +42,7 @@ class ForeignEpoch(Plan, BatchEngine):
         self._batches = batches
         self._state_of = state_of
         self._end = sys.maxsize  # how many tasks there are, once that is known
-        self._number = -1  # of the task of the last reading
+        self._number = -1  # number of the last reading's task
         self._reading = Reading()
 
     def iterator(self, epoch: int, first: int) -> EpochIterator:

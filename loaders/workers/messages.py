@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from ..errors import ExpectedError
 from ..work import Work
 
-TASK_FORMAT = struct.Struct("5q")  # of a TaskMessage
-ANSWER_FORMAT = struct.Struct("7q?")  # of an AnswerMessage
-WORK_FORMAT = struct.Struct("6d")  # of the Work behind it
+TASK_FORMAT = struct.Struct("5q")  # a TaskMessage
+ANSWER_FORMAT = struct.Struct("7q?")  # an AnswerMessage
+WORK_FORMAT = struct.Struct("6d")  # the Work behind it
 READY = -1
 FULL = -2
 ROOM = 4 + ANSWER_FORMAT.size + (1 << 12)  # bytes of the longest message
