@@ -38,10 +38,13 @@ class SeededLoader(WorkerLoader[T_co]):
     stream per row. A collate_fn of your own gets what `__getitem__` returns instead.
     """
 
-    # iter() sets all of these; set_epoch and load_state_dict name what is upcoming, load_state_dict forgets the rest.
-    _consumer: Consumer | None = None  # of the newest epoch; after load_state_dict one that has not begun
-    _upcoming: Position | None = None  # where the next epoch begins, if that was named
-    _current: EpochIterator | None = None  # the iterator behind next(loader), which sets it
+    # iter() sets the newest epoch's, and load_state_dict one that has not begun.
+    _consumer: Consumer | None = None
+    # Where the next epoch begins, if set_epoch or load_state_dict has named that; iter() clears it.
+    _upcoming: Position | None = None
+    # The iterator behind next(loader), which sets it; iter() and load_state_dict clear it.
+    _current: EpochIterator | None = None
+    # iter() sets these.
     _length = 0  # the dataset's length when the workers got it
     _contents: Any = None  # what it and collate_fn held then; without persistent workers its sample_spec()
 
@@ -54,7 +57,7 @@ class SeededLoader(WorkerLoader[T_co]):
         consumer.plan = self._plan_of(consumer)
         iterator = self._start(consumer)
         # From here on no call, after which a signal handler could raise: the epoch would be spent.
-        attributes = vars(self)
+        attributes = vars(self)  # DataLoader.__setattr__ is Python code, in which a signal handler can run
         attributes["_consumer"] = consumer
         attributes["_upcoming"] = None
         attributes["_current"] = None
