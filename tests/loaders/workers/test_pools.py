@@ -13,6 +13,8 @@ from example_datasets import Numbers, Waiting, Written, outcomes
 from torch.utils.data import DataLoader, get_worker_info
 
 from loaders import WorkerFailure, WorkerLoader
+from loaders.workers.reader import TaskReader
+from loaders.workers.thread_pool import ThreadPool
 
 
 def test_a_failed_worker_init_fn_is_the_error_of_every_batch_of_that_worker(method):
@@ -81,6 +83,34 @@ def test_a_worker_without_descriptors_gets_an_error_in_words():
 
 
 # Threads
+
+
+class Whole(TaskReader):
+    """Reads a task as a whole, so it marks no row: says that this `begins`, and waits for `go`."""
+
+    def __init__(self):
+        super().__init__(None, list, 0, skips=False, retries=0, spec={})
+        self.begins = threading.Event()
+        self.go = threading.Event()
+        self.tasks = []
+
+    def read(self, task, buffer, reading, seeds=True):
+        self.tasks.append(task)
+        self.begins.set()
+        assert self.go.wait(60)
+
+
+def test_a_thread_that_is_killed_ends_after_its_batch_and_reads_no_other_task(bound):
+    reader = Whole()
+    pool = ThreadPool(reader, 1, None, 0)
+    for number in range(3):
+        pool.submit(0, number, number, None)
+    (thread,) = pool._threads
+    assert reader.begins.wait(bound)
+    pool.kill()
+    reader.go.set()
+    thread.join(bound)
+    assert not thread.is_alive() and reader.tasks == [0]
 
 
 @pytest.mark.parametrize("where", ["task", "worker_init_fn"])
