@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from ..background import check_owner, is_of_signal, reraise_of_signal
+from ..background import check_owner, is_of_signal, longest_wait, reraise_of_signal
 from ..iterators import ENDED, EpochIterator
 from ..nested import rows
 from ..plans import Plan, SamplerError
@@ -133,10 +133,10 @@ class PreloadEngine:
         if os.getpid() != self._owner or thread is threading.current_thread():
             return True  # in a forked child, or the garbage collector has run a finaliser in the thread itself
         if thread is not None:
-            thread.join(None if unblock is None else JOIN_SECONDS)
+            thread.join(None if unblock is None else longest_wait(JOIN_SECONDS))
             if unblock is not None and thread.is_alive():
                 unblock()
-                thread.join(GIVE_UP_SECONDS)
+                thread.join(longest_wait(GIVE_UP_SECONDS))
             if thread.is_alive():
                 return False
         self._items.clear()

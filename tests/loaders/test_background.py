@@ -1,13 +1,14 @@
 """Background threads use one core each, and change nothing for other threads."""
 
+import math
 import os
 import threading
 
 import pytest
 import torch
-from example_datasets import Numbers
+from example_datasets import Numbers, Waiting
 
-from loaders import Preloader, WorkerLoader
+from loaders import Preloader, WorkerLoader, background
 from loaders.background import start_thread
 
 LARGE = torch.ones(1 << 20)  # torch adds so many numbers on several cores
@@ -98,3 +99,25 @@ def test_thread_workers_and_the_preloaders_thread_compute_on_one_core(bound):
         for numbers, transforms in batches:
             assert (numbers.tolist(), transforms) == ([1, 1], 1)
     assert seen_in(plain_thread, bound) == MAINS
+
+
+def test_the_exit_waits_for_all_stuck_threads_together(monkeypatch, in_thread, bound):
+    def batches():
+        yield 0
+        dataset.go.wait(60)
+
+    monkeypatch.setattr(background, "EXIT_SECONDS", 0.1)
+    monkeypatch.setattr(background, "_exit_deadline", math.inf)
+    for name in ("preload.engine.JOIN_SECONDS", "preload.engine.GIVE_UP_SECONDS", "workers.engine.CLOSE_SECONDS"):
+        monkeypatch.setattr(f"loaders.{name}", 10 * bound)
+    dataset = Waiting(8, 4, threading)
+    loaders = [WorkerLoader(dataset, 4, num_workers=1, worker_method="thread", seed=0), batches()]
+    preloaders = [Preloader(loader, "cpu", 2) for loader in loaders]
+    for preloader in preloaders:
+        next(preloader)
+    assert dataset.begins.wait(bound)
+    in_thread(background._stop_all).result(bound)
+    dataset.go.set()
+    monkeypatch.setattr(background, "_exit_deadline", math.inf)
+    for preloader in preloaders:
+        preloader.close()
