@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 
 from .errors import warn_once
 from .held import Held
-from .randomness import GOLDEN, MASK, mix, seed_globals
+from .randomness import GOLDEN, MASK, global_states, mix, restore_globals, seed_globals
 
 UNSEEDABLE = (
     "a dataset, collate_fn or transform holds a %s, which the loader cannot seed: it differs from run to run and "
@@ -54,8 +54,9 @@ class Seeder:
         if worker is None or worker.id == 0:
             for kind in self._held.iterators:
                 warn_once(ITERATOR, kind)
-        reseeds = map(reseeder, self._held.generators.values())
-        self.reseeds = [reseed for reseed in reseeds if reseed is not None]
+        reseeds = [(generator, reseeder(generator)) for generator in self._held.generators.values()]
+        self._seedable = [generator for generator, reseed in reseeds if reseed is not None]
+        self.reseeds = [reseed for _, reseed in reseeds if reseed is not None]
 
     def update(self, epoch: int, compares: bool = True) -> None:
         """Is called before a batch. Searches again in a new epoch and, with `compares`, if an object was replaced."""
@@ -80,6 +81,27 @@ class Seeder:
         for number, reseed in enumerate(self.reseeds, 1):
             reseed(mix(int(key) + number * GOLDEN & MASK))
 
+    def keep_held(self) -> Callable[[], None]:
+        """Returns a function that sets the generators that are held back to their states of now."""
+        rewinds = [rewinder(generator) for generator in self._seedable]
+
+        def restore() -> None:
+            for rewind in rewinds:
+                rewind()
+
+        return restore
+
+    def keep(self) -> Callable[[], None]:
+        """The same for the global generators, too."""
+        states = global_states()
+        restore_held = self.keep_held()
+
+        def restore() -> None:
+            restore_globals(states)
+            restore_held()
+
+        return restore
+
 
 def reseeder(generator: Any) -> Callable[[int], object] | None:
     """Returns what reseeds a generator in place, by 64 bits. Warns, once, of one that cannot be seeded."""
@@ -97,6 +119,15 @@ def reseeder(generator: Any) -> Callable[[int], object] | None:
         return generator.seed
     # >> 1 is not needed, as torch takes 64 bits: it stays because the numbers would change.
     return lambda seed: generator.manual_seed(seed >> 1)
+
+
+def rewinder(generator: Any) -> Callable[[], object]:
+    """Returns what sets a generator back to its state of now."""
+    if isinstance(generator, np.random.BitGenerator):
+        return partial(setattr, generator, "state", generator.state)
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
+    return partial(generator.set_state, generator.get_state())  # numpy's RandomState, and torch's
 
 
 def reseed_numpy(bits: Any, seed: int) -> None:

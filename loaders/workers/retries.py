@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..background import is_of_signal
-from ..randomness import global_states, restore_globals
 from .messages import Note
 
 NAMES = (
@@ -19,6 +18,7 @@ FIRST_PAUSE = 0.1  # seconds: each pause is ten times as long as the one before
 LONGEST_PAUSE = 10.0
 
 T = TypeVar("T")
+Keep = Callable[[], Callable[[], None]]  # returns what sets random generators back to their states of now
 
 
 def can_pass(error: BaseException | None) -> bool:
@@ -33,13 +33,13 @@ def can_pass(error: BaseException | None) -> bool:
     return False
 
 
-def tried(read: Callable[[], T], retries: int, name: Any, retried: list[Note], draws_on: bool = False) -> T:
+def tried(read: Callable[[], T], retries: int, name: Any, retried: list[Note], keep: Keep | None = None) -> T:
     """Returns read(), which is called up to `retries` more times after errors that can pass.
 
-    Adds (name, reason) to `retried` for each of these errors. draws_on: read() draws from the global generators and
-    does not seed them, so they are set back before it is called again.
+    Adds (name, reason) to `retried` for each of these errors. keep: read() draws from generators that it does
+    not seed, so they are set back before it is called again.
     """
-    states = global_states() if draws_on and retries else None
+    restore = keep() if keep is not None and retries else None
     for number in range(retries):
         try:
             return read()
@@ -47,7 +47,7 @@ def tried(read: Callable[[], T], retries: int, name: Any, retried: list[Note], d
             if not can_pass(error) or is_of_signal(error):
                 raise
             retried.append((name, f"{type(error).__name__}: {error}"))
-        if states is not None:
-            restore_globals(states)
+        if restore is not None:
+            restore()
         time.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 10**number))
     return read()

@@ -24,7 +24,12 @@ def files_go(tmp_path, monkeypatch):
 
 
 class Flaky(Augmented):
-    """Reading sample 5 draws random numbers, and then fails `times` times with an error that another one may wrap."""
+    """Reading sample 5 draws random numbers, and then fails `times` times with an error that another one may wrap.
+
+    A sample also has a draw from each generator in `held`.
+    """
+
+    held = ()
 
     def __init__(self, length=12, times=1, error=STALE):
         super().__init__(length)
@@ -43,11 +48,17 @@ class Flaky(Augmented):
 
     def draw(self):
         torch.rand(3), np.random.random(), random.random()
+        return [draw_from(generator) for generator in self.held]
 
     def __getitem__(self, index):
-        sample = super().__getitem__(index)
+        sample = [*super().__getitem__(index), *self.draw()]
         self.fail(index)
         return sample
+
+
+def draw_from(generator):
+    is_torch = isinstance(generator, torch.Generator)
+    return torch.rand((), generator=generator).item() if is_torch else generator.random()
 
 
 class Together(Flaky):
@@ -56,7 +67,7 @@ class Together(Flaky):
     __getitem__ = None
 
     def __getitems__(self, indices):
-        samples = [Augmented.__getitem__(self, index) for index in indices]
+        samples = [[*Augmented.__getitem__(self, index), *self.draw()] for index in indices]
         self.fail(max(indices))
         return samples
 
@@ -68,21 +79,31 @@ class FlakyWritten(Flaky, Written):
         self.fail(index)
 
     __getitem__ = Written.__getitem__
-    read_batch = Written.read_batch
-    sample_spec = Written.sample_spec
+
+    def sample_spec(self):
+        return {**Written.sample_spec(self), "held": ((len(self.held),), torch.float64)}
+
+    def read_batch(self, indices, out, random):
+        out["held"][:] = torch.tensor(self.draw(), dtype=torch.float64)
+        Written.read_batch(self, indices, out, random)
 
 
 @pytest.mark.parametrize("settings", [{"seed": 0}, {"seed": None, "num_workers": 2}], ids=["seed", "no seed"])
 @pytest.mark.parametrize("kind", [Flaky, Together, FlakyWritten])
-def test_a_sample_is_read_again_with_the_same_random_numbers(kind, settings, reader):
-    is_seeded = reader.get("worker_method") != "thread" or kind is FlakyWritten  # threads do not seed generators
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_sample_is_read_again_with_the_same_random_numbers(holds, kind, settings, reader):
+    draws_from_random = kind is FlakyWritten and not holds
+    is_seeded = reader.get("worker_method") != "thread" or draws_from_random  # threads do not seed generators
     if settings["seed"] is None and (reader["num_workers"] == 0 or kind is FlakyWritten):
         pytest.skip("torch's own code reads")
     expected = []
     seen = []
     for times, into in ((0, expected), (1, seen)):
         torch.manual_seed(3)
-        with WorkerLoader(kind(times=times), 3, retries=1, **{**reader, **settings}) as loader:
+        dataset = kind(times=times)
+        if holds:
+            dataset.held = np.random.default_rng(), random.Random(), torch.Generator(), np.random.RandomState()
+        with WorkerLoader(dataset, 3, retries=1, **{**reader, **settings}) as loader:
             into += contents(loader)
             assert loader.stats()["workers"]["retried_samples"] == times
     assert seen == expected or not is_seeded
