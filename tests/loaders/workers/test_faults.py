@@ -80,8 +80,17 @@ def test_a_sample_that_always_kills_is_named_and_the_epoch_goes_on(kind):
     assert seen[:1] + seen[2:] == epoch[:1] + epoch[2:]
 
 
-def die(worker):
+def die(worker_or_samples):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "said"), [(4, r"reading one of \[0, 1, 2, 3\], or collating them"), (None, "reading sample 0")]
+)
+def test_a_crash_in_collate_fn_is_not_blamed_on_the_last_sample(batch_size, said):
+    settings = {"batch_size": batch_size, "shuffle": False, "collate_fn": die, "max_restarts": 0}
+    with loader_over(Noisy(48), **settings) as loader, pytest.raises(WorkerFailure, match=said):
+        next(iter(loader))
 
 
 def test_a_worker_init_fn_that_kills_is_an_error_that_says_where():
