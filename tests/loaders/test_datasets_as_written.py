@@ -132,7 +132,23 @@ def test_stop_iteration_is_the_error_of_its_batch_and_never_the_end_of_the_epoch
             assert "StopIteration" in error and (first["index"], last["index"]) == (FIRST, LAST)
 
 
-# Datasets with __getitems__ only
+# Datasets with __getitems__
+
+
+class Both(Numbers):
+    """A sample is whether it was read by `__getitems__`."""
+
+    def __getitem__(self, index):
+        return False
+
+    def __getitems__(self, indices):
+        return [True for _ in indices]
+
+
+def test_getitems_is_called_if_there_is_no_seed_or_threads_read_which_seed_nothing(seed, reader):
+    with WorkerLoader(Both(LENGTH), BATCH_SIZE, seed=seed, **reader) as loader:
+        reads_together = {read for batch in loader for read in batch.tolist()}
+    assert reads_together == {seed is None or reader.get("worker_method") == "thread"}
 
 
 class Together:

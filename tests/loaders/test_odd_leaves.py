@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from example_datasets import Numbers, contents
+from example_datasets import Numbers, Stream, contents
 
 from loaders import WorkerLoader
 from loaders.workers import slots
@@ -43,6 +43,18 @@ def test_if_the_kernel_refuses_memfds_threads_read_but_not_if_descriptors_are_sh
                     next(iter(loader))
     finally:
         slots.has_slots.cache_clear()
+
+
+def test_a_stream_with_a_seed_needs_num_workers_0_where_there_are_no_memfds(monkeypatch):
+    monkeypatch.setattr("loaders.worker_loader.has_slots", lambda: False)
+    settings = {"streams": 1, "seed": 0}
+    with (
+        WorkerLoader(Stream(4), 2, num_workers=1, **settings) as loader,
+        pytest.raises(RuntimeError, match="num_workers=0"),
+    ):
+        next(iter(loader))
+    with WorkerLoader(Stream(4), 2, num_workers=0, **settings) as loader:
+        assert contents(loader) == [[0, 1], [2, 3]]
 
 
 def test_a_profile_has_torchs_range_for_each_batch():

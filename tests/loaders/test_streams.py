@@ -7,6 +7,7 @@ from itertools import chain, cycle, islice
 import pytest
 import torch
 from every_loader import saved
+from example_datasets import Stream
 from example_streams import Failing, Numbers, Refilled, Rewinding, Stateful, loader_of, numbers, seen
 from strikes import Interrupted, moments_of, struck
 from torch.utils.data import IterableDataset, get_worker_info
@@ -151,6 +152,21 @@ def test_an_interrupt_inside_next_loses_no_sample(settings):
             except error:
                 pass
         assert got + seen(iterator) == expected
+
+
+def test_worker_init_fn_is_called_in_each_worker_process_and_for_each_stream_that_is_opened():
+    calls = multiprocessing.SimpleQueue()
+
+    def init_fn(number):
+        info = get_worker_info()
+        info.dataset.length = 1 + number
+        calls.put((number, info.num_workers))
+
+    with WorkerLoader(Stream(8), 4, seed=0, num_workers=1, streams=3, worker_init_fn=init_fn) as loader:
+        lengths = [len(batch) for batch in loader]
+    assert [calls.get() for _ in range(4)] == [(0, 1), (0, 3), (1, 3), (2, 3)] and calls.empty()
+    calls.close()
+    assert lengths == [1, 2, 3], "a stream reads the copy that the call for it has changed"
 
 
 class Announced(Numbers):
