@@ -11,8 +11,8 @@ Each walk serves rows of the table "a callback changes" in docs/extending.md, wh
 | weights, buffers, an average of the weights; and the states | `_values`            | newly_not_finite: no         |
 | of optimizers                                               |                      | checkpoint gets NaN          |
 | buffers that state_dict leaves out; numbers, texts and      | `_unsaved`           | altered and restore: saved,  |
-| tensors of a loss, score or metric that is no module, or    |                      | and set again by a resume    |
-| that a subclass has added to a Trainer                      |                      |                              |
+| tensors of a score, a metric, or a loss that is no module,  |                      | and set again by a resume    |
+| or that a subclass has added to a Trainer                   |                      |                              |
 | numbers, texts, flags and enums in public attributes of     | `_settings`          | the same; and check, as they |
 | modules; `requires_grad` of weights                         |                      | may differ between processes |
 | `param_groups` (lr, weight_decay): the states of optimizers | `settings_of_groups` | check, in the same way       |
@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from loaders import generators_of, is_generator
 from training.checks import differ
 from training.config import ConfigError
+from training.no_trace import own_attributes
 from training.optimizer import RATES, as_builtin, settings_of_groups, weights_of
 from training.resume import empty_buffers
 from training.trainer import Trainer
@@ -57,7 +58,7 @@ class ModuleState:
     Settings are the numbers, texts, flags and enums in public attributes of modules, such as `p` of a dropout,
     `training` of a norm, `smoothing` of a task; and which weights are trained. A checkpoint has those that were
     changed after on_start of the callbacks; a resume sets them again. The same goes for buffers that state_dict leaves
-    out, and for numbers and tensors in attributes of a loss, score or metric that is no module.
+    out, and for numbers and tensors in attributes and buffers of scores, metrics, and a loss that is no module.
 
     never_finite: "NaN" or "infinity" by the name of each tensor that has some when it is made.
     empty_at_start: the names of the buffers that are None then: a forward pass, or a checkpoint, may fill them.
@@ -147,12 +148,13 @@ class ModuleState:
     def _unsaved(self) -> dict[str, Any]:
         """Copies of what no state_dict has, on the CPU."""
         values: dict[str, Any] = {}
+        saved = self._saved_modules()
         for path, owner in self._owners().items():
-            attributes = getattr(owner, "__dict__", {})
-            if owner is self._trainer:
-                attributes = owner.added_attributes()
-            elif isinstance(owner, nn.Module):
+            if path in saved:
                 attributes = {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
+            else:
+                buffers = owner._buffers if isinstance(owner, nn.Module) else {}
+                attributes = own_attributes(owner) | buffers
             for name, value in attributes.items():
                 value = as_builtin(value)
                 if isinstance(value, Tensor) and value.layout is torch.strided:
@@ -161,14 +163,14 @@ class ModuleState:
                     values[f"{path}.{name}"] = value
         return values
 
+    def _saved_modules(self) -> dict[str, Any]:
+        """The modules whose state_dict a checkpoint has, with those of an average of the weights."""
+        average = self._trainer.ema_model
+        return self._modules() | ({} if average is None else dict(average.named_modules(prefix="ema_model")))
+
     def _owners(self) -> dict[str, Any]:
-        """What may have something that no state_dict has: modules, and the functions of the task."""
-        trainer = self._trainer
-        owners: dict[str, Any] = self._modules()
-        if trainer.ema_model is not None:
-            owners |= trainer.ema_model.named_modules(prefix="ema_model")
-        owners["trainer"] = trainer
-        return owners | trainer.functions
+        """What may have something that no state_dict has: modules, the functions of the task, and the trainer."""
+        return self._saved_modules() | {"trainer": self._trainer} | self._trainer.functions
 
     def warn_of_generators(self, callbacks: dict[str, Any]) -> None:
         """Warns of random generators of the trainer, its modules and callbacks that do not save them.

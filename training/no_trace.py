@@ -25,7 +25,10 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     or an array stays as the block has left it.
     """
     modules = trainer.all_modules
-    parts = [*modules.modules(), *trainer.functions.values(), trainer]
+    functions = trainer.functions
+    with_functions = trainer.all_modules
+    with_functions._modules |= {path: part for path, part in functions.items() if isinstance(part, nn.Module)}
+    parts = [*modules.modules(), *functions.values(), trainer]
     attributes = [(part, own_attributes(part)) for part in parts]
     tensors = []  # in attributes, and no buffers
     for _, earlier in attributes:
@@ -37,7 +40,7 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     trainer.logged = Means(trainer.processes)
     # Two samples are not worth a minute of compiling.
     eager = torch.compiler.set_stance("force_eager") if trainer.train_config.compile else nullcontext()
-    with tensors_put_back(modules), evaluating(*modules.children()), torch.no_grad(), trainer.autocast, eager:
+    with tensors_put_back(with_functions), evaluating(*modules.children()), torch.no_grad(), trainer.autocast, eager:
         yield
     for part, earlier in attributes:
         for name in own_attributes(part).keys() - earlier.keys():

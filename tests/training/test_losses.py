@@ -206,16 +206,28 @@ class Counts:
         return functional.cross_entropy(outputs, labels, reduction="none") + self._calls
 
 
-def test_the_dry_run_leaves_no_trace_in_a_loss_a_score_and_a_trainer_that_are_no_modules(trainer):
-    loss, score = Counts(), Counts()
+class CountsInside(nn.Module):
+    """A score that is a module, and counts its calls in a buffer of a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.BatchNorm1d(10)
+
+    def forward(self, outputs, labels):
+        self.part.num_batches_tracked += 1
+        return outputs.sum(1)
+
+
+def test_the_dry_run_leaves_no_trace_in_a_loss_a_score_and_a_trainer(trainer):
+    loss, score, module = Counts(), Counts(), CountsInside()
     trainer.baseline = torch.zeros(())
-    vars(trainer)["task"] = Task(None, loss=loss, extra_scores={"counted": score})
+    vars(trainer)["task"] = Task(None, loss=loss, extra_scores={"counted": score, "inside": module})
     batch = {"image": torch.randn(2, 3, 8, 8), "label": torch.tensor([0, 9])}
     with no_trace(trainer):
         trainer.evaluation_step(batch)
         trainer.baseline += 1
         trainer.steps_seen = 1
-    assert trainer.baseline == 0 and not hasattr(trainer, "steps_seen")
+    assert trainer.baseline == 0 and not hasattr(trainer, "steps_seen") and module.part.num_batches_tracked == 0
     for part in (loss, score):
         assert vars(part).keys() == {"_calls", "centre"} and part._calls == 0 and not part.centre.any()
 

@@ -98,6 +98,38 @@ class Counted(Annealed):
         return torch.full((len(outputs),), float(self.calls))
 
 
+class CountedInside(nn.Module):
+    """A score that is a module, and counts its calls in a buffer of a part, and in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Module()
+        self.part.register_buffer("calls", torch.zeros(()))
+        self.seen = 0
+
+    def forward(self, outputs, labels):
+        self.part.calls += 1
+        self.seen += 1
+        return (self.part.calls + 1000 * self.seen).expand(len(outputs))
+
+
+class LargestLoss(nn.Module):
+    """A metric that is a module, whose reset() keeps what it knows of earlier evaluations."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def reset(self):
+        pass
+
+    def update(self, outputs, labels):
+        self.largest.copy_(torch.maximum(self.largest, functional.cross_entropy(outputs, labels)))
+
+    def compute(self):
+        return self.largest
+
+
 class FreezesAgain:
     """After each epoch but the last: before train.unfreeze_after, which undoes it, and after it."""
 
@@ -172,7 +204,8 @@ CONFIGS = {
     "states of parts": f"task.loss={{_target_: {__name__}.Centred}} optim._target_={EXTENSIONS}.Signs "
     f"+callbacks.spy._target_={EXTENSIONS}.Spy +callbacks.averages._target_={EXTENSIONS}.Averages",
     "what no state_dict has": f"model._target_={__name__}.Ranged task.loss={{_target_: {__name__}.Annealed}} "
-    f"task.scores={{own_loss: {{_target_: {__name__}.Counted}}}} "
+    f"task.scores={{own_loss: {{_target_: {__name__}.Counted}}, inside: {{_target_: {__name__}.CountedInside}}}} "
+    f"task.metrics={{largest: {{_target_: {__name__}.LargestLoss}}}} "
     f"callbacks.ema.decay=0.9 +callbacks.scales._target_={__name__}.Scales train.epochs=3",
     "a buffer that the first batch fills": f"model._target_={EXTENSIONS}.FirstBatch callbacks.ema.decay=0.9",
     "a buffer that is filled in an average, too": f"model._target_={EXTENSIONS}.FirstBatch "
