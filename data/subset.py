@@ -5,7 +5,7 @@ split: divides a dataset into training and validation samples, the same ones eac
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from copy import copy
 from hashlib import blake2b
 from inspect import ismethod
@@ -38,23 +38,31 @@ class Fold(NamedTuple):
 class Wrapper:
     """A dataset around another one, its `dataset`.
 
-    An attribute that only the dataset inside has, such as a callback's `level`, is set there: so it is used. One that
-    both have is refused. What the wrapper alone has, and whatever is set before its `dataset`, is its own.
+    An attribute that only the dataset inside has, such as a callback's `level`, is set there: so it is used. What the
+    wrapper has by then is refused: its methods, its `dataset`, and what is set before that. Other attributes are its
+    own.
     """
 
     dataset: Any
+    _own: Set[str] = frozenset()
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = vars(self)
-        if "dataset" not in own or not hasattr(self.dataset, name):
+        if "dataset" not in own:
             super().__setattr__(name, value)
-        elif name in own or hasattr(type(self), name):
+            if name == "dataset":
+                own["_own"] = frozenset(own)
+            return
+        is_inside = hasattr(self.dataset, name)
+        if name in self._own or hasattr(type(self), name) or (is_inside and name in own):
             raise DataError(
-                f"{type(self).__name__}.{name} cannot be set: it holds a {type(self.dataset).__name__}, which has an "
-                f"attribute {name} too; set that of its `dataset`, or give yours another name"
+                f"{type(self).__name__}.{name} cannot be set: it holds a {type(self.dataset).__name__}, and needs its "
+                f"own {name}; set that of its `dataset`, or give yours another name"
             )
-        else:
+        if is_inside:
             self._set_inside(name, value)
+        else:
+            super().__setattr__(name, value)
 
     def _set_inside(self, name: str, value: Any) -> None:
         setattr(self.dataset, name, value)
