@@ -50,6 +50,7 @@ NOT_REPEATABLE_ORDER = (
     "seed; draw from the global generators, which are seeded for each epoch (docs/extending.md)"
 )
 FIRST_INDICES = 1000  # indices, or batches, of a sampler that are compared
+COMPARED = ("seed", "train", "optim", "schedule", "augment", "task")  # what check_settings compares
 OWN_SETTINGS = ("train.resume", "train.init_from", "train.num_threads")  # of each process: of its machine
 MOST_AS_TEXT = 10**7  # above this many numbers, as masks have, their text would take 15 times their memory
 
@@ -57,10 +58,11 @@ MOST_AS_TEXT = 10**7  # above this many numbers, as masks have, their text would
 def check_settings(processes: Processes, config: Config) -> None:
     """Raises ConfigError in all processes if settings that decide what is trained differ between them.
 
-    Those of data, model and loader may: folders and numbers of cores are other ones on another machine.
+    Those of data, model, trainer, loader and callbacks may: folders and numbers of cores are other ones on another
+    machine. check_sampler compares what samplers give.
     """
     sections = asdict(config)
-    settings = flat({key: sections[key] for key in ("seed", "train", "optim", "schedule", "augment")})
+    settings = flat({key: sections[key] for key in COMPARED})
     first, *others = processes.gather({key: str(value) for key, value in settings.items()})
     for key, value in first.items():
         if different := [other[key] for other in others if other.get(key) != value and key not in OWN_SETTINGS]:
@@ -335,7 +337,7 @@ def check_sampler(order: dict[str, Any], dataset: Any, seed: int, processes: Pro
     """A checksum of the first indices that the `sampler` or `batch_sampler` of an order gives.
 
     None if there is neither, or it cannot be copied; and if it gives other ones when it is read again, which is warned
-    of. Raises DataError in all processes if they have samplers of other indices.
+    of. Raises ConfigError in all processes if they have samplers of other indices.
     """
     samplers: dict[str, Any] = {key: order[key] for key in ("sampler", "batch_sampler") if key in order}
     if not samplers:
@@ -346,7 +348,7 @@ def check_sampler(order: dict[str, Any], dataset: Any, seed: int, processes: Pro
         log.warning(NOT_REPEATABLE_ORDER, name)
     of_processes = processes.gather(first if "sampler" in samplers else None)
     if any(indices != of_processes[0] for indices in of_processes):
-        raise DataError(
+        raise ConfigError(
             f"{name} gives other indices in each process, and each trains its share of them, so samples would be "
             "repeated and left out: draw from the global generators, which are seeded alike, and do not rely on the "
             "order of a set; or give the batches of each process by a batch_sampler"

@@ -770,6 +770,7 @@ def test_a_sampler_whose_order_cannot_be_repeated_is_named_and_the_check_leaves_
         ("seed", True),
         ("optim.lr", True),
         ("train.batch_size", True),
+        ("task.label_smoothing", True),
         ("train.num_threads", False),
         ("data.root", False),
     ],
@@ -789,7 +790,7 @@ def test_of_large_batches_as_many_are_read_as_have_a_thousand_indices():
 
 def test_processes_whose_samplers_give_other_indices_are_refused():
     others = SimpleNamespace(gather=lambda value: [value, value and value[::-1]])
-    with pytest.raises(DataError, match="other indices in each process"):
+    with pytest.raises(ConfigError, match="other indices in each process"):
         check_sampler({"sampler": range(64)}, range(64), 0, others)
     check_sampler({"batch_sampler": [[0, 1], [2, 3]]}, range(64), 0, others)
 
