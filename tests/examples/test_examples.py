@@ -19,6 +19,7 @@ from examples.mixture.noisy import write as write_mixture
 from examples.segmentation import segmentation
 from examples.table.table import write as write_table
 from examples.text.lines import write as write_lines
+from examples.training_steps import gan
 from examples.video.video import write as write_videos
 from tests.configs import CONF, checkpoint, composed_by_hydra, separate, steps
 from training.config import ConfigError
@@ -115,6 +116,20 @@ def test_an_example_trains_and_finishes(tmp_path, fork, experiment):
             assert picture.size[0] > 1000 and np.unique(np.asarray(picture)).size > 50
     if FINISHED.exists() and experiment in FINISH:
         FINISH[experiment](tmp_path / "run", summary)
+
+
+def test_a_gan_computes_in_the_precision_of_the_run(fork, monkeypatch):
+    dtypes = set()
+    judged = gan.GAN.judged
+
+    def noting(self, images, truth):
+        if torch.is_grad_enabled():
+            dtypes.add(self.model.discriminator(images).dtype)
+        return judged(self, images, truth)
+
+    monkeypatch.setattr(gan.GAN, "judged", noting)
+    fork("gan", "train.precision=bf16")
+    assert dtypes == {torch.bfloat16}
 
 
 def test_a_teacher_of_the_same_classes_in_another_order_is_refused(tmp_path, fork):
