@@ -103,6 +103,7 @@ class BatchTransform:
     mixup: images are blended in pairs, with weights from Beta(mixup, mixup) (Zhang et al., arXiv:1710.09412).
     cutmix: a box is copied from another image, its area from Beta(cutmix, cutmix) (Yun et al., arXiv:1905.04899).
     0 switches each of them off. If both mixup and cutmix are on, a batch gets one of them, each with probability 1/2.
+    All three are attributes, which may be set between batches; but what is off at first stays off.
     image, label: the names of the fields; label may be None, if nothing needs it. In a mixed batch the label becomes
     the share of each class, float32 (B, num_classes). The results are those of torchvision's RandomErasing, MixUp and
     CutMix, but the host never waits for the device. The batch that it gets is never changed.
@@ -123,10 +124,12 @@ class BatchTransform:
         self.num_classes = num_classes
         self.image = image
         self.label = label or "label"
+        self.functions = functions
+        self.erase = erase
+        self.mixup = mixup
+        self.cutmix = cutmix
         self._has_run = False
         self.takes_groups = not functions
-        alphas = {blend: mixup, paste: cutmix}
-        self._mixes = [(mix, alpha) for mix, alpha in alphas.items() if alpha > 0]
         self.stages: list[tuple[str, Stage]] = []
         if functions and normalize is not None:
             channels = len(normalize.mean)
@@ -142,8 +145,8 @@ class BatchTransform:
         else:
             self.stages.append(("copied", self._copy))
         if erase:
-            self.stages.append(("augment.erase", partial(self._erase, erase)))
-        if self._mixes:
+            self.stages.append(("augment.erase", self._erase))
+        if mixup or cutmix:
             self.stages.append(("augment.mixup, augment.cutmix", self._mix))
 
     def __call__(self, batch: Batch, random: Any = None) -> Batch:
@@ -192,9 +195,9 @@ class BatchTransform:
         shift, scale = (values[:, None, None] for values in constants)
         return {**batch, self.image: torch.addcmul(shift, images, 255 * scale).to(normalize.dtype)}
 
-    def _erase(self, share: float, batch: Batch, random: Any) -> Batch:
+    def _erase(self, batch: Batch, random: Any) -> Batch:
         images = batch[self.image]
-        erase_boxes(images, random_boxes(images, share, random))
+        erase_boxes(images, random_boxes(images, self.erase, random))
         return batch
 
     def _mix(self, batch: Batch, random: Any) -> Batch:
@@ -205,12 +208,15 @@ class BatchTransform:
         else:
             shares = torch.zeros((len(images), self.num_classes), device=images.device)
             shares.scatter_(1, labels.long().view(-1, 1), 1.0)
+        mixes = [(mix, alpha) for mix, alpha in ((blend, self.mixup), (paste, self.cutmix)) if alpha > 0]
         draws = random.uniform(2).reshape(-1, 2).tolist()  # a row per batch
         length = len(images) // len(draws)
         mixed = []
         for (which, seed), part, part_shares in zip(draws, images.split(length), shares.split(length), strict=True):
-            mix, alpha = self._mixes[int(which * len(self._mixes))]
-            share = mix(part, np.random.default_rng(int(seed * 2**53)), alpha)
+            share = 1.0
+            if mixes:
+                mix, alpha = mixes[int(which * len(mixes))]
+                share = mix(part, np.random.default_rng(int(seed * 2**53)), alpha)
             mixed.append(part_shares.lerp(part_shares.roll(1, 0), 1 - share))
         return {**batch, self.label: torch.cat(mixed)}
 

@@ -4,7 +4,6 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,7 +15,7 @@ from data.batch_transform import BatchTransform, Normalize
 from data.errors import DataError
 from data.subset import undivided
 from data.transform import form_of
-from loaders import build_loader, can_take_groups, takes_groups, tensors
+from loaders import build_loader, can_take_groups, tensors
 from training.build import build, function_of, parameters_of, target_of
 from training.config import Config, ConfigError, Section
 from training.tasks import Batch, Task
@@ -128,17 +127,18 @@ def batch_transform(
     return BatchTransform(normalize, functions, task.num_outputs, **options, **fields)
 
 
-def naming(transform: BatchTransform | Normalize | None, task: Task) -> partial[Batch]:
-    """Gives names to the fields of a batch, and then transforms it: see `name_and_transform`."""
-    named = partial(name_and_transform, transform, task)
-    names_fields_alone = type(task).to_dict is Task.to_dict  # a task of the user's may do more
-    return takes_groups(named) if names_fields_alone and can_take_groups(transform) else named
+class OnNamed:
+    """Gives names to the fields of a batch by `task.to_dict`, and then transforms it, unless `transform` is None."""
 
+    def __init__(self, transform: BatchTransform | Normalize | None, task: Task) -> None:
+        self.transform = transform
+        self._task = task
+        names_fields_alone = type(task).to_dict is Task.to_dict  # a task of the user's may do more
+        self.takes_groups = names_fields_alone and can_take_groups(transform)
 
-def name_and_transform(transform: Any, task: Task, batch: Any, random: Any = None) -> Batch:
-    """Gives names to the fields of a batch, and then transforms it, unless `transform` is None."""
-    named = task.to_dict(batch)
-    return named if transform is None else transform(named, random)
+    def __call__(self, batch: Any, random: Any = None) -> Batch:
+        named = self._task.to_dict(batch)
+        return named if self.transform is None else self.transform(named, random)
 
 
 def check_layouts(inputs: Batch, model: Section, means: Sequence[Any], has_images: bool) -> None:

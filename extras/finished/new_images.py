@@ -14,7 +14,7 @@ from data.errors import DataError
 from data.images.crops import LONGEST_SIDE, CroppedDataset
 from training.config import Config
 from training.datasets import Datasets, build_task, numbers_by_class
-from training.preprocessing import naming, sizes_of
+from training.preprocessing import OnNamed, sizes_of
 from training.tasks import Batch
 
 Values = dict[str, Any]  # what a checkpoint says of its images, by name
@@ -37,7 +37,7 @@ class NewImages(Datasets):
         if len(self.task.inputs) != 1:
             raise DataError(f"the network needs {', '.join(self.task.inputs)}, and new images are one field")
         self.normalize = Normalize(new_images["mean"], new_images["std"], fields=self.task.inputs)
-        self.transform = naming(self.normalize, self.task)
+        self.transform = OnNamed(self.normalize, self.task)
         self.first = self.batch(2)
         self.model_options = {"num_classes": self.task.num_outputs, **sizes_of(self.first[self.task.inputs[0]])}
 

@@ -86,7 +86,7 @@ def stages(run: Run, name: str) -> list[Row]:
         rows += own_stages(run.data.train, name)
         batch = run.data.task.to_dict(move(run.data.first, lambda tensor: tensor.to(run.trainer.device)))
         note("first samples of the dataset", batch[name])
-        transform = copy.deepcopy(run.data.augment.args[0])
+        transform = copy.deepcopy(run.data.augment.transform)
         stages = [("normalised", transform)] if isinstance(transform, Normalize) else getattr(transform, "stages", [])
         for stage, function in stages:
             batch = function(batch, Random(0, 0, 0))

@@ -45,6 +45,16 @@ def test_a_transform_gets_images_in_0_to_1_and_the_result_is_normalised():
     assert torch.allclose(unchanged, plain, atol=1e-5) and unchanged.stride() == plain.stride()
 
 
+def test_erase_and_mixing_are_switched_off_while_the_transform_is_in_use_and_labels_stay_shares():
+    transform = BatchTransform(NORMALIZE, num_classes=3, erase=1.0, mixup=0.5, cutmix=0.5)
+    plain = NORMALIZE(batch())["image"]
+    assert not torch.equal(transform(batch(), Random(0, 0, 0))["image"], plain)
+    transform.erase = transform.mixup = transform.cutmix = 0.0
+    result = transform(batch(), Random(0, 0, 0))
+    assert torch.equal(result["image"], plain)
+    assert torch.equal(result["label"], torch.eye(3)[batch()["label"]])
+
+
 def test_labels_go_where_they_are_taken_and_the_batch_is_never_changed():
     before = batch()
     given = batch()
