@@ -48,12 +48,12 @@ SPY = f"+callbacks.spy._target_={EXTENSIONS}.Spy"
 
 def test_a_callback_is_called_at_each_point_and_adds_to_the_log_and_the_summary(tmp_path):
     summary = train(tmp_path, SPY, "train.log_interval=4")
-    epoch = ["step"] * 3 + ["log 4"] + ["step"] * 4 + ["log 8", "log 8", "evaluation", "epoch end"]
+    epoch = ["step"] * 3 + ["log 4"] + ["step"] * 4 + ["log 8", "log 8", "evaluation", "epoch end", "log 8"]
     assert Spy.calls[: 3 + len(epoch)] == ["start", "step", "log 1", *epoch]
-    assert Spy.calls[-1] == "end" and summary["counted_steps"] == 16
+    assert Spy.calls[-3:] == ["epoch end", "log 16", "end"] and summary["counted_steps"] == 16
     assert summary_of(tmp_path)["counted_steps"] == 16
     assert [line.get("twice") for line in steps(tmp_path)][1:3] == [6.0, 13.0], "the mean since the line before"
-    assert logged(tmp_path, "epochs_done")
+    assert logged(tmp_path, "epochs_done") == [1, 2], "each in a line of its own, also the last"
 
 
 def test_a_callback_learns_that_a_run_was_interrupted_and_goes_on_with_its_state(tmp_path):
@@ -76,6 +76,27 @@ class Phases:
 def test_the_phase_checkpoint_has_the_checkpoints_within_an_epoch_too(tmp_path):
     summary = train(tmp_path, f"+callbacks.phases._target_={__name__}.Phases train.checkpoint_every=3")
     assert summary["checkpoint_phases"] == 5 + 2, "steps 3 to 15, and the end of each epoch"
+
+
+class MixesFirst:
+    """Switches mixup off after the first epoch."""
+
+    def __init__(self):
+        MixesFirst.mixed = []
+
+    def on_start(self, run):
+        run.data.augment.transform.mixup = 0.2 if run.progress.epoch < 1 else 0
+
+    on_epoch_end = on_start
+
+    def on_step(self, run):
+        shares = run.batch["label"]
+        self.mixed.append(bool(((shares > 0) & (shares < 1)).any()))
+
+
+def test_a_callback_switches_mixup_off(tmp_path):
+    train(tmp_path, "augment.mixup=0.2", f"+callbacks.mixes._target_={__name__}.MixesFirst")
+    assert MixesFirst.mixed[:8] == [True] * 8 and not any(MixesFirst.mixed[-4:])
 
 
 class RangeTest:
