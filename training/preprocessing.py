@@ -35,7 +35,7 @@ class Preprocessing:
     def __init__(self, data: Section, model: Section, saved: dict[str, Any] | None) -> None:
         self._stated = {key: data.pop(key, None) for key in ("mean", "std")}
         numbers = {key: value for key, value in self._stated.items() if value not in (None, "auto")}
-        self._typed = {key: read_numbers(value, None) for key, value in numbers.items()}
+        self._typed = {key: read_numbers(value) for key, value in numbers.items()}
         self._is_saved = bool(saved)
         self.values = preprocessing_of(model) | (saved or {}) | self._typed
 
