@@ -204,12 +204,11 @@ def check_shapes(trainer: Trainer, scores: dict[str, Any], batch: Batch) -> None
 
 
 def is_sum(trainer: Trainer, loss: Any, step: Callable[[Batch], Any], batch: Batch) -> bool | None:
-    """Whether `step`, which returned `loss` for a batch, adds up the samples: then the loss grows by the same for
-    each copy of the batch, whatever constant is in it.
+    """Whether `step`, which returned `loss` for a batch, adds up the samples: the loss of n copies is n * a + b.
 
-    None: it is not known, as the loss is 0 or draws random numbers, whose mean may grow by chance, or the batch cannot
-    be repeated; unless the task's loss has a `reduction`. It is compared for two and four copies: if each sample is to
-    be told from the others of its batch, the mean loss grows from log 2 to log 4, and to log 8.
+    A mean has a = 0. None: it is not known, as the loss is 0 or draws random numbers, whose mean may grow by chance,
+    or the batch cannot be repeated; unless the task's loss has a `reduction`. Two and four copies are compared: if
+    each sample is to be told from the others of its batch, the mean loss grows from log 2 to log 4, and to log 8.
     """
     if getattr(loss, "ndim", 0):  # evaluation_step may return a number per sample
         return False
