@@ -1,8 +1,9 @@
 """What the modules and optimizers of a run hold: whether it is finite, and what has changed that no state_dict has.
 
-In this order: it is made when all is built; when training begins, `newly_not_finite` looks at what was loaded, and
-`restore` sets what the run before had altered, before `warn_of_generators`; each epoch begins with `unfreeze` and
-`check`; and `check`, `newly_not_finite` and `altered` are called when a checkpoint is saved.
+In this order: it is made when all is built; when training begins, `newly_not_finite` looks at what was loaded,
+`note_start` notes what is there, `restore` sets what the run before had altered, and `warn_of_generators` looks; each
+epoch begins with `unfreeze` and `check`; and `check`, `newly_not_finite` and `altered` are called when a checkpoint is
+saved.
 
 Each walk serves rows of the table "a callback changes" in docs/extending.md, whose words these are:
 
@@ -118,10 +119,13 @@ class ModuleState:
         broken = not_finite(self._values()).items()
         return {f"{kind} in {name}" for name, kind in broken if self.never_finite.get(name) != kind}
 
-    def restore(self, altered: dict[str, Any]) -> None:
-        """Sets what the run before this resume had `altered`. Called after on_start: later changes are new ones."""
+    def note_start(self) -> None:
+        """Notes what `altered` compares with. Called after on_start, also in a new run: later changes count."""
         self._trainer.unfreeze(self._trainer.progress.newest_epoch)  # first: a callback may have frozen some again
         self._at_start = self._settings() | self._unsaved()
+
+    def restore(self, altered: dict[str, Any]) -> None:
+        """Sets what the run before this resume had `altered`."""
         owners = self._owners() | dict(self._trainer.all_modules.named_parameters())
         for name, value in altered.items():
             path, _, attribute = name.rpartition(".")
@@ -240,7 +244,7 @@ class ModuleState:
             log.warning("%s", sentence)
 
     def altered(self) -> dict[str, Any]:
-        """The settings, and what no state_dict has, that were changed after on_start (`restore`)."""
+        """The settings, and what no state_dict has, that were changed after `note_start`."""
         now = self._settings() | self._unsaved()
         changed = {
             name: now[name] for name, value in self._at_start.items() if name in now and differ(now[name], value)
