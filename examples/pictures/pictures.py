@@ -9,6 +9,7 @@ from torch.utils.data import default_collate
 from loaders import move
 from training.look import new_figure, png
 from training.run import Run
+from training.trainer import evaluating
 
 
 class Pictures:
@@ -30,10 +31,11 @@ class Pictures:
         collate = run.data.collate or default_collate
         batch = run.data.task.to_dict(collate([test[index] for index in range(count)]))
         images = batch[trainer.task.inputs[0]]
-        with torch.no_grad(), trainer.autocast:  # the network is in evaluation mode, and draws no random numbers
+        network = trainer.ema_model or trainer.model
+        with torch.no_grad(), trainer.autocast, evaluating(network):  # the evaluation is over: it is in training mode
             on_device = move(batch, lambda tensor: tensor.to(trainer.device))
             inputs, labels = trainer.inputs_and_labels(run.data.transform(on_device))
-            predicted = (trainer.ema_model or trainer.model)(*inputs).argmax(1)
+            predicted = network(*inputs).argmax(1)
         folder = run.folder / "pictures"
         folder.mkdir(exist_ok=True)
         grid = self.grid(images, labels.flatten().tolist(), predicted.tolist(), test.classes)
