@@ -206,10 +206,10 @@ def split(dataset: Any, choice: float | Fold) -> tuple[Any, Any]:
 
     choice: this fraction (0..1) of the samples validates, or this fold; with 0 none does. These samples are not
     augmented. Invariant: a sample's side follows from what it is (`identities`), so it stays there when others come,
-    go or move, and a larger fraction adds to the validation samples. So sizes are random: n samples that are expected
-    are n plus or minus the root of n. A dataset may have `is_val`, bool (N,), which
-    names the validation samples; `val_groups`, (N,): samples of a group are never separated; `stratify`: see
-    `choose`. A mixture's parts are split one by one. Raises DataError if the dataset cannot be split so.
+    go or move, and a larger fraction adds to the validation samples. So sizes are random: a part meant to have n
+    samples has about n plus or minus the root of n. A dataset may have `is_val`, bool (N,), which names the
+    validation samples; `val_groups`, (N,): samples of a group are never separated; `stratify`: see `choose`. A
+    mixture's parts are split one by one. Raises DataError if the dataset cannot be split so.
     """
     split_parts = optional(dataset, "split_parts")
     if split_parts is not None:
@@ -312,7 +312,7 @@ def fold_of_groups(folds: int, numbers: np.ndarray, by_class: Sequence[np.ndarra
 
 
 def identities(dataset: Any, say: Callable[..., None] = log.debug) -> np.ndarray:
-    """A hash of what each sample is, which no other sample has a part in: uint64 (N,).
+    """A hash of what each sample is: uint64 (N,).
 
     That is its entry in `sample_ids()`, or else the end of its `path` (see `ends_of`), or else its group, which stays
     on one side of a split, or else its position. `say` logs which. Samples with equal names, such as two rows of one

@@ -1,7 +1,7 @@
 """data.transform and data.test_transform: one list of steps, which make the image of a sample in this order.
 
-A step is the name of one of BUILT_IN, or a function of one image. ImageDataset is the base class of our datasets,
-which take these two keys.
+A step is the name of one of BUILT_IN, or a function of one image. ImageDataset is the base class of the datasets that
+take these two keys.
 Invariant: whatever a step takes and returns, a sample's image is uint8 (H, W, C), which is normalised later, or
 float32 (C, H, W), which the network gets as it is.
 """
@@ -37,11 +37,13 @@ Step = Callable[..., Any]
 class Transform:
     """A list of steps: built-in names and functions of one image. `key` is the list's name in errors.
 
-    The dataset itself crops an image, and mirrors the crop: it need not decode more than that. So the list is kept as
+    The dataset itself crops an image, and mirrors the crop: it need not decode more than that. So the list is kept in
+    four slots, in this order: [rotate, crop, flip, blur] is before=[rotate], crop="crop", flips=True, after=[blur].
     before: functions that get the whole image;
     crop: "crop", "center_crop", or None, if images stay whole;
     flips: whether half of the crops, chosen at random, are mirrored;
     after: functions that get the result.
+    A "flip" that does not follow the crop is a function; in a list of crop and flip alone it is put after the crop.
 
     A function gets a uint8 tensor (C, H, W), or what the one before it returned, as a tensor. One of albumentations
     gets an array (H, W, C). Arrays and Pillow images that a function returns have their channels last, tensors first.
@@ -94,7 +96,7 @@ class Transform:
 
     @property
     def is_fast(self) -> bool:
-        """Whether the dataset alone makes the image: then all images have one size, and whole batches can be read."""
+        """Whether the dataset makes the image without functions, so in one size: then whole batches can be read."""
         return self.crop is not None and not self.functions
 
     def call(self, functions: Sequence[Step], image: torch.Tensor, name: str) -> torch.Tensor:
@@ -284,7 +286,10 @@ class ImageDataset(Guarded):
 
     @property
     def prepared_by(self) -> dict[str, Any] | None:
-        """What `prepare` depends on, for a checkpoint; None if a subclass, or another step than center_crop, does."""
+        """What `prepare` depends on, for a checkpoint.
+
+        None if a subclass changes one of STEPS_OF_PREPARE, or test_transform is not [center_crop].
+        """
         kind = type(self)
         ours = next(base for base in kind.__mro__ if "_prepared_by" in vars(base))
         is_ours = all(getattr(kind, step) is getattr(ours, step) for step in STEPS_OF_PREPARE)

@@ -49,7 +49,7 @@ NOT_REPEATABLE_ORDER = (
     "leaves others out: it depends on the time, or on a generator made in __iter__, such as default_rng() without a "
     "seed; draw from the global generators, which are seeded for each epoch (docs/extending.md)"
 )
-FIRST_INDICES = 1000  # indices, or batches, of a sampler that are compared
+FIRST_INDICES = 1000  # indices of a sampler, or in the batches of a batch sampler, that are compared
 COMPARED = ("seed", "train", "optim", "schedule", "augment", "task")  # what check_settings compares
 OWN_SETTINGS = ("train.resume", "train.init_from", "train.num_threads")  # of each process: of its machine
 MOST_AS_TEXT = 10**7  # above this many numbers, as masks have, their text would take 15 times their memory
@@ -103,8 +103,11 @@ def first_batches(
 def read_first(
     item: tuple[Any, bool], collate: Callable | None, skips: bool = False
 ) -> tuple[Any, Any, dict[str, bool]]:
-    """A batch of the first two samples, or of the only one, the lengths of the tensors of one of them twice, and
-    warnings, with whether the samples can be compared nevertheless. item: a dataset, and whether it is the test set.
+    """Reads the first two samples, or the only one. item: a dataset, and whether it is the test set. Returns
+
+    - a batch of them;
+    - the lengths of the tensors in a batch of these samples twice (`lengths_of`);
+    - warnings, each with whether processes can compare these samples nevertheless.
     """
     dataset, is_test = item
     name = type(dataset).__name__
@@ -140,8 +143,8 @@ def read_first(
 def unrepeatable(dataset: Any, is_test: bool, collate: Callable | None) -> dict[str, bool]:
     """A warning if the first two samples are others when they are read again, with whether they can be compared.
 
-    They are read with the same random numbers; those of a test set with other ones, too. If they cannot be read so,
-    which is said later, there is no warning.
+    They are read with the same random numbers; those of a test set with other ones, too. If reading fails, returns {}:
+    `read_first` says so.
     """
 
     def make_batch(samples: list[Any]) -> Any:
@@ -386,7 +389,8 @@ def checksum_of_labels(dataset: Any) -> int:
 def check_dataset(dataset: Any, task: Task, collate: Callable | None = None) -> Batch:
     """Checks that training can use the dataset, and returns a batch of its first two samples, or of its only one.
 
-    A test of a dataset: check_dataset(Plankton(train=False), Classification(Plankton)). Raises DataError.
+    A test of a dataset: check_dataset(Moons(train=False), Classification(Moons(train=True), inputs="point")), see
+    docs/data.md. Raises DataError.
     Its `read_batch`, if it has one, must write what `__getitem__` returns, so give it one without random augmentation.
     """
     first, doubled, _ = read_first((dataset, False), collate)

@@ -1,7 +1,8 @@
-"""Runs everything once, on two samples, before the first step: mistakes in names, shapes and dtypes show at once.
+"""Tries everything on two samples before the first step: mistakes in names, shapes and dtypes show at once.
 
 In this order: the augmentation, twice; a training step without gradients, unless the trainer has its own, which may
-change weights; an evaluation; then it looks which weights train, and how task.metric is compared. It leaves no trace.
+change weights; an evaluation; then it looks which weights train, and how task.metric is compared. What it changes is
+put back (no_trace.py), but not what augment.transform keeps.
 
 It also finds out whether the loss adds up the samples, or is their mean: parts of a batch are weighted accordingly.
 """
@@ -81,7 +82,7 @@ def dry_run_evaluation(trainer: Trainer, data: Datasets, *datasets: Any) -> list
 def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
     """Runs `training_step`, if it is ours, on the first samples, and on as many as the smallest part of a batch has.
 
-    In evaluation mode, in which the loss tells a sum from a mean, and in training mode.
+    First in evaluation mode, to find out whether the loss is a sum; then in training mode.
     """
     if trainer.overrides("training_step") or trainer.overrides("train_step"):
         return

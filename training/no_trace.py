@@ -1,7 +1,8 @@
-"""Blocks that leave no trace in a trainer, its modules, and its loss, scores and metrics, whatever is tried in them.
+"""Puts back what a block has changed in a trainer, its modules, and its loss, scores and metrics.
 
 `no_trace` prepares the trainer, and runs the block in `tensors_put_back`; afterwards that restores weights and buffers
-first, then `no_trace` attributes and sums, and seeds the random generators anew.
+first, then `no_trace` attributes and sums, and seeds the random generators anew. After an error, with which the run
+ends, only weights and buffers are restored.
 """
 
 from collections.abc import Iterator
@@ -58,7 +59,9 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
 
 
 def own_attributes(part: Any) -> dict[str, Any]:
-    """The attributes that its author has set: of a module without weights, buffers and modules, and the mode."""
+    """Of a module its public attributes, with `training`, without weights, buffers and modules; of a trainer those of
+    a subclass; of anything else all.
+    """
     if isinstance(part, Trainer):
         return part.added_attributes()
     attributes = getattr(part, "__dict__", {})

@@ -1,4 +1,4 @@
-"""What a run begins with. This file decides 1 to 3 and 5, and names what changed; others decide what that replaces.
+"""What a run begins with: which run, which file, and which class numbers. Each part below says what loads it.
 
 1. Which run: `named_path`. command_line.complete puts its overrides before the new ones, and stays in its folder;
    of a checkpoint file, and in a sweep, the new run gets a folder of its own.
@@ -186,8 +186,8 @@ def of_other_versions(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]
 def check_same_run(folder: Path, changed: dict[str, str], is_job: bool, has_finished: bool) -> None:
     """Raises ConfigError if the run in `folder` is another one than this.
 
-    is_job: whether both are jobs of a sweep, which gives its folders by number. has_finished: whether the summary of
-    that run is to be returned. Any other run may continue with what has changed.
+    is_job: whether this run is a job of a sweep, which gives its folders by number, and that folder is its own.
+    has_finished: whether the summary of that run is to be returned. Any other run may continue with what has changed.
     """
     remedy = "train.resume=null to train in this one again"
     of_speed = () if has_finished else OF_SPEED

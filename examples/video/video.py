@@ -34,7 +34,7 @@ class Clips:
 class Net3D(nn.Sequential):
     """Takes frames, uint8 (B, frames, H, W, 3), and returns logits.
 
-    Only the field `image` is normalised for it, so it scales frames itself.
+    Only fields with one image per sample are normalised for it, so it scales frames itself.
     """
 
     def __init__(self, num_classes: int, width: int = 8) -> None:
