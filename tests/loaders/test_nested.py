@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from loaders.nested import is_dense, move, rows, tensors
+from loaders.nested import MOST_ITEMS, is_dense, move, rows, size_of, tensors
 
 Point = namedtuple("Point", "x y")
 
@@ -234,3 +234,14 @@ def test_a_dense_tensor_has_neither_gaps_nor_overlaps(tensor):  # the stride of 
 )
 def test_rows_are_the_length_of_the_first_tensor(batch, count):
     assert rows(batch) == count
+
+
+def test_the_size_of_a_batch_counts_what_its_containers_and_objects_hold():
+    image = torch.zeros(2, 8, dtype=torch.uint8)
+    nest = [image, (np.zeros(4, np.uint8), {"name": "abc", "bytes": b"de", "other": [1, 2.0, None, True]})]
+    nest.append(nest)
+    assert size_of(nest) == 1 + 16 + 4 + 3 + 2
+    for batch in (Example(image), SimpleNamespace(image=image), UserDict(image=image)):
+        assert size_of(batch) == 1 + 16
+    assert size_of([b"a"] * 2 * MOST_ITEMS) == MOST_ITEMS
+    assert size_of(torch.ones(1).to_sparse()) == 1 + 8 + 4  # an index and a value

@@ -234,12 +234,15 @@ class Ahead(Numbers):
 
 
 @pytest.mark.parametrize(("fit", "depth"), [(0.5, 1), (2.5, 2), (99, 4)])
-def test_with_prefetch_factor_auto_what_is_loaded_ahead_takes_an_eighth_of_the_memory(fit, depth, monkeypatch, bound):
+def test_with_prefetch_factor_auto_what_is_loaded_ahead_takes_an_eighth_of_the_memory(
+    fit, depth, method, monkeypatch, bound
+):
     monkeypatch.setattr("loaders.workers.engine.available_memory", lambda: int(8 * fit * 100_000))
     dataset = Ahead()
     leads = []
     begun = 0
-    with WorkerLoader(dataset, 1, seed=0, num_workers=1, prefetch_factor="auto") as loader:
+    settings = {"num_workers": 1, "worker_method": method, "prefetch_factor": "auto"}
+    with WorkerLoader(dataset, 1, seed=0, **settings) as loader:
         iterator = iter(loader)
         for number in range(24):
             while begun < min(24, number + (depth if number else 1)):  # at first the size of a batch is not known
