@@ -99,7 +99,8 @@ def test_a_dataset_with_a_state_of_its_own_reads_at_most_a_block_again(kind, set
 def test_streams_without_samples_are_passed_over_and_none_at_all_is_an_error(workers):
     with loader_of(Shards(3), workers, steps_per_epoch=20) as loader:
         assert sorted({number for batch in loader for number in batch.tolist()}) == list(range(12))
-    for settings in ({}, {"steps_per_epoch": 4}, {"steps_per_epoch": 4, "drop_last": True, "batch_size": 5}):
+    short = {"drop_last": True, "batch_size": 5}
+    for settings in ({}, {"steps_per_epoch": 4}, short, {"steps_per_epoch": 4} | short):
         dataset = Shards(4 if "drop_last" in settings else 0)
         with loader_of(dataset, workers, **settings) as loader, pytest.raises(StreamError, match="gave no batch"):
             list(loader)
