@@ -224,7 +224,7 @@ def check_multilabel(name: str, labels: Any, task: Task) -> None:
     """Raises DataError for a label of task=multilabel that is not in 0 to 1, unless `scored_mask` leaves it out."""
     if not isinstance(task, Multilabel) or not isinstance(labels, Tensor):
         return
-    is_wrong = ((labels < 0) | (labels > 1)) & task.label_mask(labels)
+    is_wrong = task.is_wrong(labels) & task.label_mask(labels)
     if is_wrong.any():
         raise DataError(
             f"{name} has the label {labels[is_wrong][0].item()}: give 1 for a class that the sample has, and 0 for "

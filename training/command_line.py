@@ -276,6 +276,11 @@ def remedy_of(override: str) -> str:
     return "a command line cannot have this value: write it into a yaml file, such as conf/experiment/NAME.yaml"
 
 
+def resume_of(folder: Path) -> str:
+    """The argument that continues the run of this folder, as it is typed in a shell."""
+    return shlex.quote(f"train.resume={value_of(folder)}")
+
+
 def value_of(value: Any, quotes: bool = False) -> str:
     """A path, or another value, as that of an override; texts in quotes if they need them, or if `quotes`."""
     if isinstance(value, dict):

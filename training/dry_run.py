@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any
 
 from data import attribute_of
@@ -161,7 +162,8 @@ def names_of(trainer: Trainer) -> str:
     loss = trainer.task.own_loss
     names = [type(part).__name__ for part in (trainer.model, trainer.task)]
     if loss is not None:
-        names.append(f"its loss {getattr(loss, '__name__', type(loss).__name__)}")
+        function = loss.func if isinstance(loss, partial) else loss
+        names.append(f"its loss {getattr(function, '__name__', type(function).__name__)}")
     return " and ".join(names)
 
 

@@ -11,6 +11,7 @@ from data.errors import reason_of
 from loaders import merge_states
 from training.checkpoint import State, file_of, read_checkpoint
 from training.checks import differ
+from training.command_line import resume_of
 from training.config import ConfigError
 from training.optimizer import resume_optimizer, saved_optimizer, set_optimizer_mode
 from training.processes import is_sweep
@@ -121,7 +122,7 @@ def load_origin(run: Run) -> None:
     check_same_run(run.folder, changed, origin.is_own and is_sweep(), summary is not None)
     log.info("resuming after step %d; changed settings: %s", state["step"], sentences(changed) or "none")
     if limit:
-        log.info("this run has finished: to continue it, use train.resume=%s and raise %s", run.folder, limit)
+        log.info("this run has finished: to continue it, use %s and raise %s", resume_of(run.folder), limit)
     if summary is not None:
         run.summary = summary
     else:

@@ -10,7 +10,7 @@ from training.callbacks.ema import EMA
 
 
 class Odd(nn.Module):
-    """Weights of two dtypes, one of them used twice, and buffers with and without an average."""
+    """Weights of two dtypes, one of them used twice, and buffers of a norm, and others, which are copied."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class Odd(nn.Module):
         self.center = self.center + 1  # another tensor
 
 
-def test_weights_and_buffers_get_the_mean_that_torch_gives_them_also_if_a_buffer_is_replaced():
+def test_weights_and_statistics_of_norms_get_the_mean_that_torch_gives_them_and_other_buffers_are_copied():
     model = Odd()
     ema = EMA(0.9)
     trainer = SimpleNamespace(model=model)
@@ -47,8 +47,9 @@ def test_weights_and_buffers_get_the_mean_that_torch_gives_them_also_if_a_buffer
     ours = trainer.ema_model.state_dict()
     torchs = expected.module.state_dict()
     assert ours.keys() == torchs.keys() and ema.state_dict() == {"n_averaged": 4}
-    newest = {"norm.num_batches_tracked": model.norm.num_batches_tracked, "mask": model.mask, "limit": model.limit}
-    for name, value in (torchs | newest).items():
+    newest = model.state_dict()
+    copied = {name: newest[name] for name in ("norm.num_batches_tracked", "mask", "center", "limit")}
+    for name, value in (torchs | copied).items():
         assert torch.equal(ours[name], value), name
     again = EMA(0.9)
     first = trainer.ema_model
@@ -59,3 +60,19 @@ def test_weights_and_buffers_get_the_mean_that_torch_gives_them_also_if_a_buffer
     for one in (ema, again):
         one.on_step(run)
     assert all(torch.equal(value, first.state_dict()[name]) for name, value in trainer.ema_model.state_dict().items())
+
+
+def test_the_average_of_a_network_with_a_spectral_norm_has_vectors_of_length_1():
+    """They estimate the norm of the weights: the average of unit vectors is shorter, and would enlarge the outputs."""
+    model = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+    ema = EMA(0.9)
+    known = SimpleNamespace(never_finite={}, empty_at_start=set())
+    run = SimpleNamespace(trainer=SimpleNamespace(model=model), module_state=known)
+    ema.on_start(run)
+    for _ in range(5):
+        with torch.no_grad():
+            model.parametrizations.weight.original.normal_()
+        model(torch.rand(2, 3))
+        ema.on_step(run)
+    lengths = [buffer.norm() for buffer in run.trainer.ema_model.buffers()]
+    torch.testing.assert_close(lengths, [torch.tensor(1.0)] * 2)

@@ -1,5 +1,6 @@
 """Tasks alone: losses and scores."""
 
+import math
 from functools import partial
 from types import SimpleNamespace
 
@@ -153,6 +154,16 @@ def test_labels_of_multilabel_that_are_no_shares_are_refused_unless_a_task_leave
     assert values(task.scores(logits, labels)) == {"f1": [1, 1], "exact": [1, 1]}
     assert torch.equal(task.for_metrics(logits, labels)[1], labels)
     assert values(task.scores(-logits, labels)) == {"f1": [0, 0], "exact": [0, 0]}
+
+
+@pytest.mark.parametrize("unknown", [-1.0, 255.0, torch.nan])
+def test_a_multilabel_sample_with_a_label_that_is_no_share_is_refused_among_the_first_and_later_has_no_score(unknown):
+    labels = torch.tensor([[1, unknown, 0], [0, 1, 1]])
+    batch = {"image": LOGITS[:2], "label": labels}
+    with refused(r"the label (-1|255|nan).*scored_mask"):
+        check_batch(batch, batch, None, Multilabel(THREE))
+    for scores in values(Multilabel(THREE).scores(LOGITS[:2], labels)).values():
+        assert math.isnan(scores[0]) and 0 <= scores[1] <= 1
 
 
 def test_multilabel_scores_each_samples_own_classes():
