@@ -138,9 +138,27 @@ class SeededLoader(WorkerLoader[T_co]):
         It is what `state_at` takes, and costs less than the state.
         """
         consumer = self._consumer
-        if consumer is None or consumer.is_at_end(self.steps_per_epoch):
+        if consumer is None or consumer.is_exhausted(self.steps_per_epoch):
             return self.next_position()
         return consumer.position
+
+    def next_position(self) -> Position:
+        """Returns where the next `iter()` begins: at what was named or loaded, else in the next epoch.
+
+        It is the newest one again if none of its batches was delivered, and no iterator can still deliver one: an
+        independent one (persistent_workers=False) can.
+        """
+        if self._upcoming is not None:
+            return self._upcoming
+        consumer = self._consumer
+        if consumer is None:
+            return Position()
+        newest = self._newest()
+        will_go_on = not self._persists and newest is not None and newest.is_running
+        none_taken = consumer.position.batch == consumer.first and not consumer.is_exhausted(self.steps_per_epoch)
+        if none_taken and not will_go_on:
+            return consumer.position
+        return Position(consumer.position.epoch + 1)
 
     @property
     def at_epoch_end(self) -> bool:
@@ -177,24 +195,6 @@ class SeededLoader(WorkerLoader[T_co]):
                 f"this state has epoch={epoch!r} and samples={samples!r}: both have to be integers from 0; use a "
                 "state that state_dict() returned"
             )
-
-    def next_position(self) -> Position:
-        """Returns where the next `iter()` begins: at what was named or loaded, else in the next epoch.
-
-        It is the newest one again if none of its batches was delivered, and no iterator can still deliver one: an
-        independent one (persistent_workers=False) can.
-        """
-        if self._upcoming is not None:
-            return self._upcoming
-        consumer = self._consumer
-        if consumer is None:
-            return Position()
-        newest = self._newest()
-        will_go_on = not self._persists and newest is not None and newest.is_running
-        none_taken = consumer.position.batch == consumer.first and not consumer.is_at_end(self.steps_per_epoch)
-        if none_taken and not will_go_on:
-            return consumer.position
-        return Position(consumer.position.epoch + 1)
 
     def _order(self) -> Order:
         """Returns the order, with the length that the dataset or the sampler has now."""

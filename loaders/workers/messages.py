@@ -18,7 +18,7 @@ ANSWER_FORMAT = struct.Struct("7q?")  # an AnswerMessage
 WORK_FORMAT = struct.Struct("6d")  # the Work behind it
 READY = -1
 FULL = -2
-ROOM = 4 + ANSWER_FORMAT.size + (1 << 12)  # bytes of the longest message
+ROOM = ANSWER_FORMAT.size + (1 << 12)  # bytes of the longest message; more of a sentence would be cut
 
 # What a worker is reading, if not a single row of a batch.
 WHOLE_BATCH = -2
@@ -80,7 +80,7 @@ class AnswerMessage(NamedTuple):
     notes_size: int = 0  # bytes; 0: no notes
     tensor_bytes: int = 0
     used: int = 0  # bytes of the slot
-    keeps_slot: bool = False  # the worker, or a process that it forked, can still read what it wrote
+    is_spoilt: bool = False  # the worker, or a process that it forked, can still read what it wrote
 
 
 @dataclass

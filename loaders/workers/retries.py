@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..background import is_of_signal
+from ..background import reraise_of_signal
 from .messages import Note
 
 NAMES = (
@@ -44,7 +44,8 @@ def tried(read: Callable[[], T], retries: int, name: Any, retried: list[Note], k
         try:
             return read()
         except Exception as error:
-            if not can_pass(error) or is_of_signal(error):
+            reraise_of_signal(error)
+            if not can_pass(error):
                 raise
             retried.append((name, f"{type(error).__name__}: {error}"))
         if restore is not None:
