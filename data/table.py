@@ -68,7 +68,7 @@ def records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str,
         names = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         counts = Counter(names)
         if twice := [column for column in columns if counts[column] > 1]:
-            raise ValueError(f"its header has {twice[0]!r} twice")
+            raise DataError(f"{path} has the column {twice[0]!r} twice: rename one in its header")
         for number, record in enumerate(reader, 2):
             if None in record:  # also where a text has an unquoted separator
                 raise ValueError(f"row {number} has more cells than the header")

@@ -195,15 +195,16 @@ def check_layout(name: str, dtype: torch.dtype, shape: tuple[int, ...], stated: 
     if dtype == torch.uint8:
         if if_last <= if_first and last not in stated:
             raise DataError(
-                f"{form}: uint8 images have their channels last, (H, W, C): return image.permute(1, 2, 0), or return "
-                f"another dtype, or give the dataset a mean and std of {last} numbers, if that is right"
+                f"{form}: uint8 images have their channels last, (H, W, C): return image.permute(1, 2, 0), of an "
+                "array image.transpose(1, 2, 0), or another dtype; or give the dataset a mean and std of "
+                f"{last} numbers, if that is right"
             )
     elif not dtype.is_floating_point:
         raise DataError(f"{form}: images are uint8 (H, W, C), or floats (C, H, W): return one of them")
     elif if_first <= if_last and first not in stated:
         raise DataError(
-            f"{form}: float images have their channels first, (C, H, W): return image.permute(2, 0, 1), or set "
-            f"+model.in_channels={first}, if that is right"
+            f"{form}: float images have their channels first, (C, H, W): return image.permute(2, 0, 1), of an array "
+            f"image.transpose(2, 0, 1), or set +model.in_channels={first}, if that is right"
         )
 
 

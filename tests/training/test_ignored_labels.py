@@ -9,10 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import BCELoss, CrossEntropyLoss, MultiMarginLoss, functional
 
-from tests.configs import IMAGES, metrics, steps, train
+from tests.configs import IMAGES, SMALL, composed, metrics, steps, train
 from tests.data.reading import refused
 from tests.training.extensions import Images
+from training.config import checked
+from training.datasets import Datasets
 from training.metrics import Means
+from training.processes import Processes
+from training.resume import Origin
 from training.tasks import Classification
 
 THREE = SimpleNamespace(classes=["a", "b", "c"], labels=[0, 0, 0, 1, 1, 2, 9, 9])
@@ -129,6 +133,20 @@ class Rare(Images):
     def __getitem__(self, index):
         image, _ = super().__getitem__(index)
         return image + 3 * index, self.labels[index]
+
+
+class Splits(Rare):
+    """Half of the samples of class 1 validate."""
+
+    def __init__(self, train, **options):
+        super().__init__(train, **options)
+        self.is_val = [index % 16 == 5 for index in range(self.length)]
+
+
+def test_balanced_weights_count_training_samples_alone():
+    config = checked(composed(*SMALL, IMAGES, f"data._target_={__name__}.Splits task.class_weights=balanced"))
+    data = Datasets(config, Origin(), Processes("cpu", config.train))
+    assert data.task.own_loss.weight.tolist() == pytest.approx([60 / (2 * 56), 60 / (2 * 4)])
 
 
 @pytest.mark.parametrize("weights", ["balanced", "[1,20]"])
