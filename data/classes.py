@@ -32,7 +32,7 @@ def with_classes(
     label: str = "label",
     leaves_out: bool = False,
     is_multilabel: bool = False,
-    remedy: str = "give data with these names, and each as often",
+    remedy: str = "give data with these names",
 ) -> Any:
     """The dataset with its labels as numbers of `classes`. It is returned unchanged if its classes have this order.
 

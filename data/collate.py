@@ -7,22 +7,30 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
-from data.errors import DataError
+from data.errors import DataError, explained
 
 
 def pad(samples: list[dict[str, Any]], value: float = 0.0) -> dict[str, Any]:
     """Makes a batch of samples that have the same fields.
 
-    Tensors and arrays (length, ...) are padded at their end with `value` to the longest one: (B, longest, ...). A new
-    field NAME_length, int64 (B,), has their lengths. torch's default_collate stacks the other fields, such as numbers.
+    Tensors, arrays and lists of numbers (length, ...) are padded at their end with `value` to the longest one:
+    (B, longest, ...). A new field NAME_length, int64 (B,), has their lengths. Dicts in samples become dicts of
+    batches. torch's default_collate stacks the other fields, such as numbers.
     """
     if not isinstance(samples[0], dict):
         raise DataError("data.collate.pad needs the names of fields: return dicts from the dataset, not tuples")
     batch: dict[str, Any] = {}
     for name in samples[0]:
         values = [sample[name] for sample in samples]
+        if isinstance(values[0], list):
+            with explained(
+                f"data.collate.pad: the field {name!r} is a list", "return a tensor, or numbers in the list"
+            ):
+                values = [torch.as_tensor(item) for item in values]
         values = [torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in values]
-        if isinstance(values[0], torch.Tensor) and values[0].ndim:
+        if isinstance(values[0], dict):
+            batch[name] = pad(values, value)
+        elif isinstance(values[0], torch.Tensor) and values[0].ndim:
             batch[name] = pad_sequence(values, batch_first=True, padding_value=value)
             batch[f"{name}_length"] = torch.tensor([len(tensor) for tensor in values])
         else:

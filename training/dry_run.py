@@ -14,9 +14,11 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
+import torch
+
 from data import attribute_of
 from data.transform import form_of
-from loaders import ExpectedError
+from loaders import ExpectedError, tensors
 from training.checks import are_close, are_equal_batches
 from training.config import ConfigError
 from training.datasets import Datasets, delivered
@@ -155,7 +157,9 @@ def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
 def naming_batch(what: str, batch: Batch) -> AbstractContextManager[None]:
     """Says with an error of the block what failed, and on which batch."""
     forms = [f"{name}: {form_of(value)}" for name, value in batch.items()]
-    return located(f"{what} ({', '.join(forms)})", Exception)
+    remedy = "; networks compute in float32: convert with .astype(np.float32) or .float()"
+    has_doubles = any(tensor.dtype == torch.float64 for tensor in tensors(batch))
+    return located(f"{what} ({', '.join(forms)}{remedy if has_doubles else ''})", Exception)
 
 
 def names_of(trainer: Trainer) -> str:

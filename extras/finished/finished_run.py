@@ -174,10 +174,7 @@ def configured(saved: Section, overrides: Sequence[str]) -> Config:
 
 @contextmanager
 def saying_what_has_moved(data: Section) -> Iterator[None]:
-    """Adds the setting to an error of a dataset that names its value, if this path does not exist here.
-
-    A value in quotes without a folder is the name of a column or of a class.
-    """
+    """Adds the setting to an error of a dataset that names its value, if this path does not exist here."""
     try:
         yield
     except (ExpectedError, OSError) as error:
@@ -186,8 +183,9 @@ def saying_what_has_moved(data: Section) -> Iterator[None]:
         for key, value in flat(data).items():
             if not isinstance(value, str) or os.path.exists(home_path(value)):  # False for a text that is too long
                 continue
-            quote = "" if os.sep in value else "'"
-            names = f"{re.escape(str(home_path(value)))}|(?<![\\w={quote}]){re.escape(value)}"
+            names = re.escape(str(home_path(value)))
+            if os.sep in value:  # else the word may be a column, a class, or any other
+                names += rf"|(?<![\w=]){re.escape(value)}"
             if re.search(rf"({names})(?!\w)", text):
                 moved.append(f"data.{key}=PATH")
         if not moved:

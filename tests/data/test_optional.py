@@ -168,7 +168,7 @@ def test_classes_are_names_in_the_order_of_their_numbers_in_any_form(names, numb
     by_number = {number(each): names[each] for each in order}
     by_name = {name: each for each, name in by_number.items()}
     as_json = {str(each): name for each, name in by_number.items()}
-    for classes in (names, np.array(names, object), by_number, as_json):
+    for classes in (names, np.array(names, object), by_number, as_json, dict.fromkeys(names).keys()):
         assert classes_of(Foreign(classes=classes)) == tuple(names)
     if {*names} <= {*map(str, order)}:  # which may be numbers with names, too
         return

@@ -324,6 +324,7 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
         f"{own('model', 'lazy')} {fault('doubles')}",
         "Sequential cannot use the first training samples & dtype",
     ),
+    "doubles": (fault("doubles"), r"float64 & \.astype\(np\.float32\)"),
     "no labels to count": ("task.class_weights=balanced", "task.class_weights=balanced: Images has no `labels`"),
     "no samples": (fault("empty"), "Faulty & sample"),
     "no __getitem__": ("data._target_=argparse.Namespace +data.classes=[a]", "Namespace & __getitem__"),

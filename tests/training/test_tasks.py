@@ -65,6 +65,8 @@ def test_balanced_weights_are_those_of_labels_of_any_kind_that_training_takes():
         batch = {"image": first, "label": first}
         check_batch(batch, batch, data, task)
         assert task.own_loss.weight.tolist() == pytest.approx([2 / 3, 1.0, 2.0])
+    one_hot = SimpleNamespace(classes=THREE.classes, labels=np.eye(3, dtype=int)[labels])
+    assert Classification(one_hot, class_weights="balanced").own_loss.weight.tolist() == pytest.approx([2 / 3, 1, 2])
     two = SimpleNamespace(classes=("a", "b"), labels=np.array([True, False, True, True]))
     assert Classification(two, class_weights="balanced").own_loss.weight.tolist() == pytest.approx([2, 2 / 3])
 

@@ -19,7 +19,7 @@ from data.batch_transform import Normalize
 from data.subset import Subset
 from extras.finished import evaluate, export, predict
 from extras.finished.evaluation import MISTAKES, Evaluation
-from extras.finished.finished_run import FinishedRun
+from extras.finished.finished_run import FinishedRun, saying_what_has_moved
 from extras.finished.samples import ImageFiles, Samples, batches_of, name_of
 from tests.configs import EXTENSIONS, TWO_PARTS, composed, summary_of, train
 from tests.data.fakes import write_fashion, write_images, write_table
@@ -27,6 +27,7 @@ from tests.data.reading import refused
 from tests.training.test_resume import CONFIGS
 from train import train_model
 from training.checkpoint import best_or_newest
+from training.config import ConfigError
 from training.tasks import Classification, Multilabel
 from training.trainer import Trainer
 
@@ -674,3 +675,16 @@ def test_a_run_with_several_classes_per_sample_has_a_column_and_a_row_for_each(t
     assert "precision" in capsys.readouterr().out
     export.main([str(tmp_path), "--out", str(tmp_path)])
     assert json.loads((tmp_path / "preprocessing.json").read_text())["probabilities_by"] == "sigmoid"
+
+
+def test_an_error_names_the_settings_of_paths_that_are_not_there_and_of_no_word(tmp_path):
+    data = {"root": str(tmp_path / "gone"), "label": "label", "table": "photos/t.csv"}
+    for text, moved in (
+        (f"{tmp_path}/gone/train: no images", "data.root=PATH"),
+        ("photos/t.csv: no", "data.table=PATH"),
+    ):
+        with refused(f"if the data have moved, give {moved}$"), saying_what_has_moved(data):
+            raise ConfigError(text)
+    with pytest.raises(ConfigError) as raised, saying_what_has_moved(data):
+        raise ConfigError("row 3 has the label 3, which is not one of the classes")
+    assert "moved" not in str(raised.value)
