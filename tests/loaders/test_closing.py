@@ -99,19 +99,23 @@ def test_loaders_that_only_the_garbage_collector_finds_end_their_workers(seed):
 class Collecting(Numbers):
     """Its last sample collects garbage, when that is `due`."""
 
+    is_read = threading.Event()
     due = threading.Event()
     done = threading.Event()
 
     def __getitem__(self, index):
-        if index == self.length - 1 and self.due.wait(60):
-            gc.collect()
-            self.done.set()
+        if index == self.length - 1:
+            self.is_read.set()
+            if self.due.wait(60):
+                gc.collect()
+                self.done.set()
         return index
 
 
 def test_a_loader_that_is_collected_in_one_of_its_threads_is_not_said_to_be_stuck(caplog, bound):
     cyclic = [WorkerLoader(Collecting(8), 4, num_workers=2, worker_method="thread")]
     cyclic += [iter(cyclic[0]), cyclic]
+    assert Collecting.is_read.wait(bound)
     del cyclic
     Collecting.due.set()
     assert Collecting.done.wait(bound)
