@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from training.metrics import joined
 from training.no_trace import no_trace
 from training.order import smallest_evaluated
 from training.parts import repeated, rows_of
-from training.tasks import Batch, is_better_higher, loss_setting
+from training.tasks import Batch, is_better_higher, loss_setting, without_settings
 from training.trained_weights import check_optimized
 from training.trainer import Trainer, located
 
@@ -166,7 +165,7 @@ def names_of(trainer: Trainer) -> str:
     loss = trainer.task.own_loss
     names = [type(part).__name__ for part in (trainer.model, trainer.task)]
     if loss is not None:
-        function = loss.func if isinstance(loss, partial) else loss
+        function = without_settings(loss)
         names.append(f"its loss {getattr(function, '__name__', type(function).__name__)}")
     return " and ".join(names)
 

@@ -248,8 +248,8 @@ def evaluated_weights(state: State) -> dict[str, Tensor]:
 def evaluated_settings(state: State) -> dict[str, Any]:
     """What ModuleState has saved, with the average's settings and buffers, if it was evaluated, as the network's."""
     average = {name: value for name, value in state["altered"].items() if name.startswith("ema_model.")}
-    renamed = {re.sub(r"^ema_model\.(module\.)?", "model.", name): value for name, value in average.items()}
-    return state["altered"] | (renamed if state["ema_model"] else {})
+    of_network = {re.sub(r"^ema_model\.(module\.)?", "model.", name): value for name, value in average.items()}
+    return state["altered"] | (of_network if state["ema_model"] else {})
 
 
 def load_weights(source: Weights, model: nn.Module, device: torch.device) -> None:
