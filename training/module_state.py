@@ -1,9 +1,9 @@
 """What the modules and optimizers of a run hold: whether it is finite, and what has changed that no state_dict has.
 
 In this order: it is made when all is built; when training begins, `newly_not_finite` looks at what was loaded,
-`note_start` notes what is there, `restore` sets what the run before had altered, and `warn_of_generators` looks; each
-epoch begins with `unfreeze` and `check`; and `check`, `newly_not_finite` and `altered` are called when a checkpoint is
-saved.
+`note_built` and, after on_start of the callbacks, `note_start` note what is there, `restore` sets what the run before
+had altered, and `warn_of_generators` looks; each epoch begins with `unfreeze` and `check`; and `check`,
+`newly_not_finite` and `state_dict` are called when a checkpoint is saved.
 
 Each walk serves rows of the table "a callback changes" in docs/extending.md, whose words these are:
 
@@ -11,8 +11,8 @@ Each walk serves rows of the table "a callback changes" in docs/extending.md, wh
 |-------------------------------------------------------------|----------------------|------------------------------|
 | weights, buffers, an average of the weights; and the states | `_values`            | newly_not_finite: no         |
 | of optimizers                                               |                      | checkpoint gets NaN          |
-| buffers that state_dict leaves out; numbers, texts and      | `_unsaved`           | altered and restore: saved,  |
-| tensors of a score, a metric, or a loss that is no module,  |                      | and set again by a resume    |
+| buffers that state_dict leaves out; numbers, texts and      | `_unsaved`           | state_dict: saved; restore:  |
+| tensors of a score, a metric, or a loss that is no module,  |                      | set again by a resume        |
 | or that a subclass has added to a Trainer                   |                      |                              |
 | numbers, texts, flags and enums in public attributes of     | `_settings`          | the same; and check, as they |
 | modules; `requires_grad` of weights                         |                      | may differ between processes |
@@ -58,8 +58,8 @@ class ModuleState:
 
     Settings are the numbers, texts, flags and enums in public attributes of modules, such as `p` of a dropout,
     `training` of a norm, `smoothing` of a task; and which weights are trained. A checkpoint has those that were
-    changed after on_start of the callbacks; a resume sets them again. The same goes for buffers that state_dict leaves
-    out, and for numbers and tensors in attributes and buffers of scores, metrics, and a loss that is no module.
+    changed by callbacks; a resume sets them again. The same goes for buffers that state_dict leaves out, and for
+    numbers and tensors in attributes and buffers of scores, metrics, and a loss that is no module.
 
     never_finite: "NaN" or "infinity" by the name of each tensor that has some when it is made.
     empty_at_start: the names of the buffers that are None then: a forward pass, or a checkpoint, may fill them.
@@ -70,7 +70,8 @@ class ModuleState:
         self._processes = trainer.processes
         self.empty_at_start = {*empty_buffers(trainer.all_modules)}
         self._parts_at_start = self._parts()
-        self._at_start: dict[str, Any] = {}  # the settings
+        self._built: dict[str, Any] = {}  # the settings, and what no state_dict has, before on_start
+        self._at_start: dict[str, Any] = {}  # the same after it
         self._warned: set[str] = set()  # the settings of which `check` has warned
         self.never_finite = not_finite(self._values())
 
@@ -119,15 +120,24 @@ class ModuleState:
         broken = not_finite(self._values()).items()
         return {f"{kind} in {name}" for name, kind in broken if self.never_finite.get(name) != kind}
 
+    def note_built(self) -> None:
+        """Notes what is there before on_start of the callbacks, also in a new run."""
+        self._trainer.unfreeze(self._trainer.progress.newest_epoch)  # first: a callback may freeze some again
+        self._built = self._settings() | self._unsaved()
+
     def note_start(self) -> None:
-        """Notes what `altered` compares with. Called after on_start, also in a new run: later changes count."""
-        self._trainer.unfreeze(self._trainer.progress.newest_epoch)  # first: a callback may have frozen some again
+        """Notes what on_start of the callbacks has set."""
         self._at_start = self._settings() | self._unsaved()
 
-    def restore(self, altered: dict[str, Any]) -> None:
-        """Sets what the run before this resume had `altered`."""
+    def restore(self, altered: dict[str, Any], by_on_start: Iterable[str] = ()) -> None:
+        """Sets what the run before this resume had `altered`, except what on_start had set then, and has set now."""
         owners = self._owners() | dict(self._trainer.all_modules.named_parameters())
+        set_now = {*self._set_by_on_start()}
         for name, value in altered.items():
+            if name in by_on_start:
+                if name in set_now:
+                    continue
+                self._at_start[name] = value
             path, _, attribute = name.rpartition(".")
             if path == "trainer" or hasattr(owners.get(path), attribute):
                 current = getattr(owners[path], attribute, None)
@@ -206,7 +216,9 @@ class ModuleState:
         before = self._settings()
         self._trainer.unfreeze(self._trainer.progress.epoch)
         now = self._settings()
-        self._at_start |= {name: value for name, value in now.items() if value != before.get(name)}
+        unfrozen = {name: value for name, value in now.items() if value != before.get(name)}
+        self._built |= unfrozen
+        self._at_start |= unfrozen
 
     def check(self) -> None:
         """Raises ConfigError for a change that no resume could load, or with which processes train different weights.
@@ -222,7 +234,7 @@ class ModuleState:
             )
         network = self._trainer.model
         mode = "model.training"
-        if self._at_start.get(mode) and not network.training and mode not in self._warned:  # some modules may be
+        if self._built.get(mode) and not network.training and mode not in self._warned:  # some modules may be
             self._warned.add(mode)
             log.warning(
                 "a callback has left %s in evaluation mode, so it trains without dropout and with the statistics of "
@@ -243,14 +255,26 @@ class ModuleState:
             self._warned.add(name)
             log.warning("%s", sentence)
 
-    def altered(self) -> dict[str, Any]:
-        """The settings, and what no state_dict has, that were changed after `note_start`."""
+    def state_dict(self) -> dict[str, Any]:
+        """`altered`: the settings, and what no state_dict has, that on_start has set, or that were changed later.
+
+        `by_on_start`: the names of those that on_start has set, and that were not changed later.
+        """
         now = self._settings() | self._unsaved()
-        changed = {
-            name: now[name] for name, value in self._at_start.items() if name in now and differ(now[name], value)
+        by_on_start = self._set_by_on_start().items()
+        return {
+            "altered": changed(self._built, now) | changed(self._at_start, now),
+            "by_on_start": [name for name, value in by_on_start if name in now and not differ(now[name], value)],
         }
-        # A trainer may get attributes in its first step.
-        return changed | {name: now[name] for name in now.keys() - self._at_start if name.startswith("trainer.")}
+
+    def _set_by_on_start(self) -> dict[str, Any]:
+        return changed(self._built, self._at_start)
+
+
+def changed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What is another value now. A trainer may also get attributes, in its first step or from a callback."""
+    values = {name: now[name] for name, value in before.items() if name in now and differ(now[name], value)}
+    return values | {name: now[name] for name in now.keys() - before if name.startswith("trainer.")}
 
 
 def not_finite(values: Iterable[tuple[str, Any]]) -> dict[str, str]:

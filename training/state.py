@@ -44,7 +44,7 @@ def state_of(run: Run) -> State:
         "others": {name: module.state_dict() for name, module in trainer.extra_modules.items()},
         "optimizers": [saved_optimizer(optimizer) for optimizer in trainer.optimizers],
         "own_rates": trainer.schedules.has_own_rates,
-        "altered": run.module_state.altered(),
+        **run.module_state.state_dict(),  # altered, by_on_start
         "scaler": trainer.scaler.state_dict(),
         "means": [trainer.means.state_dict(), trainer.logged.state_dict()],  # since the last line of metrics.jsonl
         "loader": merge_states(run.processes.gather(run.train_loader.state_at(run.progress.position))),

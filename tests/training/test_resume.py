@@ -142,6 +142,22 @@ class Scales:
         run.trainer.model.scale = run.trainer.model.scale / 2
 
 
+class Begins:
+    """Makes its changes when a run begins, and not when it is resumed; `often` makes one at each start."""
+
+    def __init__(self, often=None):
+        self.often = often
+
+    def on_start(self, run):
+        network = run.trainer.model
+        if run.progress.step == 0:
+            network.scale = torch.tensor([0.5])
+            run.data.task.own_loss.calls = 2
+            next(network.parameters()).requires_grad_(False)
+        if self.often is not None:
+            network.scale = torch.tensor([self.often])
+
+
 class Remembers(Trainer):
     """Has numbers and a tensor in attributes, one of them from its first step on."""
 
@@ -207,6 +223,8 @@ CONFIGS = {
     f"task.scores={{own_loss: {{_target_: {__name__}.Counted}}, inside: {{_target_: {__name__}.CountedInside}}}} "
     f"task.metrics={{largest: {{_target_: {__name__}.LargestLoss}}}} "
     f"callbacks.ema.decay=0.9 +callbacks.scales._target_={__name__}.Scales train.epochs=3",
+    "what on_start changes once": f"model._target_={__name__}.Ranged task.loss={{_target_: {__name__}.Annealed}} "
+    f"+callbacks.begins._target_={__name__}.Begins callbacks.ema.decay=0.9 train.epochs=3",
     "a buffer that the first batch fills": f"model._target_={EXTENSIONS}.FirstBatch callbacks.ema.decay=0.9",
     "a buffer that is filled in an average, too": f"model._target_={EXTENSIONS}.FirstBatch "
     f"trainer._target_={__name__}.Follows",
@@ -394,6 +412,7 @@ LOOKS = CHANGES[-1]
         ("modules beside the network", "11 SIGTERM", "torch 0, workers 0"),
         ("states of parts", "5 SIGTERM, 10 error", "torch 0, workers 0, torch 0"),
         ("what no state_dict has", "5 SIGTERM, 8 evaluation, 13 error", ", workers 0, , "),
+        ("what on_start changes once", "2 SIGTERM, 5 SIGTERM, 8 evaluation", ", workers 0, , "),
         ("a buffer that the first batch fills", "3 SIGTERM, 13 error", ", workers 0, "),
         ("a buffer that is filled in an average, too", "3 SIGTERM", ", "),
         ("what a trainer remembers", "2 SIGTERM, 5 SIGTERM, 9 error", ", workers 0, , "),
@@ -496,6 +515,14 @@ def test_a_setting_that_callbacks_had_changed_and_that_no_module_has_any_more_is
         trainer = assemble(checked(composed(*FAST)), tmp_path, cleanup).trainer
         ModuleState(trainer).restore({"model.drop.p": 0.1, "model.norm.requires_grad": True, "ema_model.scale": 1})
     assert [text.split()[0] for text in caplog.messages if "not restored" in text] == ["model.drop.p"]
+
+
+def test_what_on_start_sets_in_a_resume_wins_over_what_it_had_set_before(tmp_path):
+    settings = f"model._target_={__name__}.Ranged task.loss={{_target_: {__name__}.Annealed}} train.epochs=4 {STOP}"
+    begins = f"{settings} +callbacks.begins._target_={__name__}.Begins"
+    for epochs, callback, scale in ((1, "", 0.5), (2, "+callbacks.begins.often=3.0", 3.0), (3, "", 3.0), (4, "", 3.0)):
+        train(tmp_path, f"{begins} {callback} train.max_steps={4 * epochs}")
+        assert checkpoint(tmp_path)["altered"]["model.scale"] == scale
 
 
 class Files(Images):
