@@ -33,7 +33,7 @@ from tests.configs import (
     train,
     untimed,
 )
-from tests.training.extensions import Images, Linear, Spy, Worst, lying
+from tests.training.extensions import Images, Linear, Spy, Stream, Worst, lying
 from training.results import SUMMARY_KEYS
 from training.stopping import Stopped
 from training.trained_weights import MOST, weights_in
@@ -1008,6 +1008,27 @@ def test_an_evaluation_may_be_of_some_steps_only_and_a_stream_has_epochs_of_as_m
     assert logged(tmp_path, "step", "test_accuracy") == [9, 18], "203 samples are a pass of 16 steps"
     assert logged(tmp_path, "epoch", "test_accuracy") == [1, 2]
     assert logged(tmp_path, "test_seen") == [13.0] * 2, "the first batch, of the first of four streams"
+
+
+class Passes(Stream):
+    """Its samples depend on the pass over them."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        for image, label in super().__iter__():
+            yield image, (label + self.epoch) % 10
+
+
+def test_a_stream_that_counts_its_passes_keeps_its_workers(tmp_path, caplog):
+    caplog.set_level("INFO")
+    stream = f"data._target_={__name__}.Passes data.length=32 train.steps_per_epoch=4 train.batch_size=16"
+    train(tmp_path, stream, "loader=workers loader.num_workers=1 loader.streams=2 train.epochs=3")
+    assert "epoch 3:" in caplog.text
+    assert "restart" not in caplog.text and "dropped" not in caplog.text
 
 
 def samples(outputs, labels):
