@@ -28,7 +28,7 @@ def test_a_fork_gives_no_memory_back_as_another_thread_may_be_about_to_write_the
     slots = Slots(2 * MOST_SPOILT)
     *held, written = [slots.take() for _ in range(MOST_SPOILT + 1)]
     for lease in held:
-        lease.slot.is_delivered = True
+        slots.deliver(lease.slot)
     slot = written.slot
     written.array[:100] = 7
     slots.note_use(slot, 100)
@@ -44,8 +44,8 @@ def test_a_fork_marks_every_slot_though_another_thread_goes_on_meanwhile():
     made = [Slots(1) for _ in range(3)]
     leases = [slots.take() for slots in made]
     kept = made[0].take()
-    for lease in leases:
-        lease.slot.is_delivered = True
+    for slots, lease in zip(made, leases, strict=True):
+        slots.deliver(lease.slot)
 
     def another_thread(*_):  # is called wherever another thread could go on
         made.append(Slots(1))
