@@ -227,6 +227,25 @@ def ancestors(folder: str) -> set[object]:
     return {identity(str(path)) for path in paths}
 
 
+def real_paths(paths: Sequence[str]) -> list[str]:
+    """The paths of files without links and `..`, so that they are equal where they lead to one file.
+
+    Lists each folder, which tells what is a link, because asking for each file takes long on network drives.
+    """
+    real_folders = {}
+    links = set[tuple[str, str]]()
+    for folder in {os.path.dirname(path) for path in paths}:
+        real_folders[folder] = folder
+        if os.path.isdir(folder or "."):
+            real_folders[folder] = os.path.realpath(folder)
+            links.update((folder, entry.name) for entry in os.scandir(folder or ".") if entry.is_symlink())
+    parts = [os.path.split(path) for path in paths]
+    return [
+        os.path.realpath(path) if part in links else os.path.join(real_folders[part[0]], part[1])
+        for path, part in zip(paths, parts, strict=True)
+    ]
+
+
 def warn_of_left_out(where: object, names: Sequence[str], count: int | None = None) -> None:
     """Warns in one line that these files of `where` are not read. count: how many, if `names` are only examples."""
     if names:

@@ -12,7 +12,7 @@ import numpy as np
 
 from data.errors import DataError, check_choice, explained, home_path, printable
 from data.guarded import guarded
-from data.image_folder import ImageFiles
+from data.image_folder import ImageFiles, real_paths
 from data.images.crops import class_indices
 from data.subset import ends_of
 from data.table import read_table
@@ -138,9 +138,17 @@ class ImageTable(ImageFiles):
         self.classes = tuple(map(str, classes or ()))
 
     def sample_ids(self) -> np.ndarray:
-        """The end of each image's name in the table, texts (N,): the same wherever the folder is."""
+        """The end of each image's name in the table, texts (N,): the same wherever the folder is.
+
+        If a file has several names, by links, they all count as the shortest of them.
+        """
         folder = os.fsencode(f"{self.folder}/")
-        return np.array(ends_of([os.fsdecode(name.removeprefix(folder)) for name in self.files.tolist()]), object)
+        names = [os.fsdecode(name.removeprefix(folder)) for name in self.files.tolist()]
+        files = real_paths([self.path(row) for row in range(len(names))])
+        name_of_file: dict[str, str] = {}
+        for file, name in sorted(zip(files, names, strict=True), key=lambda pair: (len(pair[1]), pair[1])):
+            name_of_file.setdefault(file, name)
+        return np.array(ends_of([name_of_file[file] for file in files]), object)
 
     def path(self, index: int) -> str:
         return os.path.join(self.folder, os.fsdecode(self.files[index]))
@@ -177,9 +185,9 @@ class Rows:
         return home_path(root) if root else self.path.parent
 
     def files(self, image: str, root: str | Path | None) -> np.ndarray:
-        """The absolute paths of the images (N,), which are equal where two tables name the same file."""
+        """The real paths of the images (N,), which are equal where two tables name the same file."""
         folder = self.folder(root)
-        return np.array([os.path.normpath(os.path.join(folder, name)) for name in self.cells[image]], object)
+        return np.array(real_paths([os.path.join(folder, name) for name in self.cells[image]]), object)
 
     def shared(
         self,

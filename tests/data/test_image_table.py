@@ -108,6 +108,24 @@ def test_a_tables_samples_are_known_by_names_that_do_not_depend_on_where_its_fol
     assert relative.sample_ids().tolist() == absolute.sample_ids().tolist()
 
 
+def link(folder):
+    """Makes names of the images 0 to 5: again/ of all, zero.jpg of one, and elsewhere/../ of other images."""
+    write_images(folder / "other")
+    for number in range(6):
+        Image.new("RGB", (20, 20)).save(folder / "other" / f"{number}.jpg")
+    (folder / "again").symlink_to(folder)
+    (folder / "zero.jpg").symlink_to("again/0.jpg")
+    (folder / "elsewhere").symlink_to(folder / "other" / "train")
+
+
+def test_rows_that_name_one_file_by_links_are_one_sample_of_a_split(make, tmp_path):
+    link(tmp_path)
+    names = ["0.jpg", "1.jpg", "again/1.jpg", "zero.jpg", "./again/again/0.jpg"]
+    ids = make("\n".join(["image,label", *(f"{name},a" for name in names)])).sample_ids().tolist()
+    assert [ids.index(name) for name in ids] == [0, 1, 1, 0, 0]
+    assert ids[:2] == make(rows("a", "a")).sample_ids().tolist(), "a link changes nothing but what it leads to"
+
+
 def test_a_test_table_has_its_own_rows_and_folder_and_the_classes_of_the_training_rows(make, tmp_path):
     write_images(tmp_path / "other")
     (tmp_path / "other" / "test.csv").write_text("image,label\nval/cat/0.jpg,b\n")
@@ -134,8 +152,12 @@ def test_an_image_that_trains_and_is_evaluated_is_warned_of_once(make, tmp_path,
     parts = ["0.jpg,a,1,train", "0.jpg,b,2,train", "1.jpg,b,2,train", "./1.jpg,b,2,val", "2.jpg,a,1,test"]
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test.csv").write_text("image,label\n../0.jpg,a\n../3.jpg,b\n../1.jpg,b\n")
+    link(tmp_path)
     for tested, keys, images in (
         (parts, {"split": "s"}, f"1 of them, such as {tmp_path}/1.jpg"),
+        ([*parts[:3], "again/1.jpg,b,2,val"], {"split": "s"}, f"1 of them, such as {tmp_path}/1.jpg"),
+        ([*parts[:3], "zero.jpg,b,2,val"], {"split": "s"}, f"1 of them, such as {tmp_path}/0.jpg"),
+        ([*parts[:3], "elsewhere/../1.jpg,b,2,val"], {"split": "s"}, None),
         (parts[:3], {"test_table": tmp_path / "tests" / "test.csv"}, f"2 of them, such as {tmp_path}/0.jpg"),
         ([*parts[:3], parts[4]], {"split": "s"}, None),
         (parts[:3], {}, None),
