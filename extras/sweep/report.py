@@ -22,6 +22,7 @@ from training.look import embedded, table, write_page
 
 PAGE = Path(__file__).with_name("sweep.html")
 NOTES = ".sweep"  # the folder of the jobs' notes
+EARLIER = "earlier"  # a file in it: the reports in the sweep's folder are of an earlier sweep
 SIMPLEST = ("torch", "threads", "workers", "prefetch", "resident")  # the loaders, the simplest first
 SPEED = "images_per_second"
 WAITING = "data_wait_fraction"
@@ -275,6 +276,11 @@ class Sweep:
         return draw_bars(title, bars, self.ceiling)
 
 
+def may_replace(sweep: Sweep) -> bool:
+    """Whether the sweep's reports may be written: those of an earlier sweep stay until a job of this one is done."""
+    return not (sweep.folder / NOTES / EARLIER).exists() or any(job.status == "done" for job in sweep.jobs)
+
+
 def write_report(folder: Path) -> None:
     """Writes `sweep.csv`, `sweep.md`, `sweep.png` and `sweep.html` into the sweep's folder, each whole or not at all.
 
@@ -282,7 +288,7 @@ def write_report(folder: Path) -> None:
     again if they have changed, so that the last report that is written has every job.
     """
     written = ""
-    while (sweep := Sweep(folder)).csv() != written:
+    while may_replace(sweep := Sweep(folder)) and sweep.csv() != written:
         written = sweep.csv()
         page = f"# Sweep {folder.name}\n\n```\n{sweep.text()}\n```\n\n![The result of each setting](sweep.png)\n"
         write_whole(folder / "sweep.csv", written)

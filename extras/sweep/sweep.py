@@ -17,7 +17,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from extras.sweep.report import NOTES, Sweep, write_report
+from extras.sweep.report import EARLIER, NOTES, Sweep, may_replace, write_report
 from training.files import write_whole
 from training.processes import rank
 from training.results import sentence_of
@@ -33,7 +33,11 @@ class SweepTable(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         if rank() == 0:
-            shutil.rmtree(folder_of(config) / NOTES, ignore_errors=True)  # notes of an earlier sweep in this folder
+            notes = folder_of(config) / NOTES
+            shutil.rmtree(notes, ignore_errors=True)  # those of an earlier sweep in this folder
+            if (folder_of(config) / "sweep.csv").exists():
+                notes.mkdir(exist_ok=True)
+                (notes / EARLIER).touch()
             atexit.register(self._end, folder_of(config))  # Hydra calls on_multirun_end only if all jobs succeed
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
@@ -59,7 +63,10 @@ class SweepTable(Callback):
         sweep = Sweep(folder)
         if sweep.jobs:
             print(sweep.text())
-            write_report(folder)
+            if may_replace(sweep):
+                write_report(folder)
+            else:
+                print(f"No job is done, so {folder / 'sweep.csv'} is still that of an earlier sweep")
 
 
 def folder_of(config: DictConfig) -> Path:

@@ -180,3 +180,22 @@ def test_a_job_that_ends_while_another_writes_the_report_is_in_it(tmp_path, monk
     write_report(made(tmp_path, [("seed=0", 1000.0), ("seed=1", None)]))
     rows = csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines())
     assert [(row["job"], row["status"]) for row in rows] == [("0", "done"), ("1", "done")]
+
+
+def test_the_tables_of_an_earlier_sweep_stay_until_a_job_of_the_next_one_is_done(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(atexit, "register", lambda *_: None)
+    config = OmegaConf.create({"hydra": {"runtime": {"cwd": str(tmp_path)}, "sweep": {"dir": "."}}})
+    write_report(made(tmp_path, [("seed=0", 1000.0), ("seed=1", 1000.0)]))
+    earlier = (tmp_path / "sweep.csv").read_text()
+    for _ in range(2):
+        reports = sweep.SweepTable()
+        reports.on_multirun_start(config)
+        add_job(tmp_path, 0, "seed=2", "no such key")
+        write_report(tmp_path)
+        reports._end(tmp_path)
+        assert (tmp_path / "sweep.csv").read_text() == earlier
+        assert "no such key" in capsys.readouterr().out
+    add_job(tmp_path, 1, "seed=3", 1000.0)
+    reports._end(tmp_path)
+    rows = csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines())
+    assert [(row["job"], row["status"]) for row in rows] == [("0", "failed"), ("1", "done")]
