@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hydra import utils
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
@@ -103,6 +104,27 @@ def test_a_run_goes_on_saying_what_it_does_whatever_a_users_code_does_to_logging
 def test_a_dataset_that_cannot_be_called_as_it_is_is_a_sentence(name, keys, said):
     with refused(said):
         build_data("data", {"_target_": f"{__name__}.{name}", **keys}, {}, 0, train=True)
+
+
+def test_hydra_gets_only_what_it_calls_and_all_keys_are_given_as_they_are_in_their_order(monkeypatch):
+    section = {
+        "_target_": "builtins.dict",
+        "first": "${name}",
+        "called": [{"_target_": "builtins.dict", "inside": "text"}],
+        "names": [f"class {number}" for number in range(20_000)],
+    }
+    seen = []
+    instantiate = utils.instantiate
+
+    def record(config):
+        seen.append({*config})
+        return instantiate(config)
+
+    monkeypatch.setattr(utils, "instantiate", record)
+    built = build("data", section)
+    assert seen == [{"_target_", "called", "_partial_", "_convert_"}]
+    assert [*built.items()] == [("first", "${name}"), ("called", [{"inside": "text"}]), ("names", section["names"])]
+    assert built["names"] is not section["names"], "a class may change its list"
 
 
 def test_a_class_that_takes_no_positional_argument_is_a_sentence():
