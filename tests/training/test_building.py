@@ -2,12 +2,14 @@
 
 import logging
 import logging.config
+import random
 from contextlib import nullcontext
 from inspect import isfunction
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hydra import utils
 from torch import nn
 from torch.optim import SGD
@@ -104,6 +106,19 @@ def test_a_run_goes_on_saying_what_it_does_whatever_a_users_code_does_to_logging
 def test_a_dataset_that_cannot_be_called_as_it_is_is_a_sentence(name, keys, said):
     with refused(said):
         build_data("data", {"_target_": f"{__name__}.{name}", **keys}, {}, 0, train=True)
+
+
+def drawing(train, parts=()):
+    return random.random(), np.random.rand(), torch.rand(()).item()
+
+
+@pytest.mark.parametrize("parts", [None, {"one": {"_target_": f"{__name__}.drawing"}}])
+def test_both_sets_draw_the_same_numbers_from_the_global_generators_in_their_constructors(parts):
+    section = {"_target_": f"{__name__}.drawing", **({"parts": parts} if parts else {})}
+    first = build_data("data", section, {}, 0, train=True)
+    np.random.rand()
+    assert build_data("data", section, {}, 0, train=False) == first
+    assert build_data("data", section, {}, 1, train=True) != first
 
 
 def test_hydra_gets_only_what_it_calls_and_all_keys_are_given_as_they_are_in_their_order(monkeypatch):
