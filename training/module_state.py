@@ -12,8 +12,8 @@ Each walk serves rows of the table "a callback changes" in docs/extending.md, wh
 | weights, buffers, an average of the weights; and the states | `_values`            | newly_not_finite: no         |
 | of optimizers                                               |                      | checkpoint gets NaN          |
 | buffers that state_dict leaves out; numbers, texts and      | `_unsaved`           | state_dict: saved; restore:  |
-| tensors of a score, a metric, or a loss that is no module,  |                      | set again by a resume        |
-| or that a subclass has added to a Trainer                   |                      |                              |
+| tensors of a score, a metric, a loss that is no module, or  |                      | set again by a resume        |
+| an optimizer, or that a subclass has added to a Trainer     |                      |                              |
 | numbers, texts, flags and enums in public attributes of     | `_settings`          | the same; and check, as they |
 | modules; `requires_grad` of weights                         |                      | may differ between processes |
 | `param_groups` (lr, weight_decay): the states of optimizers | `settings_of_groups` | check, in the same way       |
@@ -59,7 +59,7 @@ class ModuleState:
     Settings are the numbers, texts, flags and enums in public attributes of modules, such as `p` of a dropout,
     `training` of a norm, `smoothing` of a task; and which weights are trained. A checkpoint has those that were
     changed by callbacks; a resume sets them again. The same goes for buffers that state_dict leaves out, and for
-    numbers and tensors in attributes and buffers of scores, metrics, and a loss that is no module.
+    numbers and tensors in attributes and buffers of scores, metrics, optimizers, and a loss that is no module.
 
     never_finite: "NaN" or "infinity" by the name of each tensor that has some when it is made.
     empty_at_start: the names of the buffers that are None then: a forward pass, or a checkpoint, may fill them.
@@ -183,8 +183,10 @@ class ModuleState:
         return self._modules() | ({} if average is None else dict(average.named_modules(prefix="ema_model")))
 
     def _owners(self) -> dict[str, Any]:
-        """What may have something that no state_dict has: modules, the functions of the task, and the trainer."""
-        return self._saved_modules() | {"trainer": self._trainer} | self._trainer.functions
+        """What may have something that no state_dict has: modules, functions of the task, the trainer, optimizers."""
+        trainer = self._trainer
+        optimizers = {f"optimizers.{number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
+        return self._saved_modules() | {"trainer": trainer} | trainer.functions | optimizers
 
     def warn_of_generators(self, callbacks: dict[str, Any]) -> None:
         """Warns of random generators of the trainer, its modules and callbacks that do not save them.

@@ -121,6 +121,15 @@ def test_both_sets_draw_the_same_numbers_from_the_global_generators_in_their_con
     assert build_data("data", section, {}, 1, train=True) != first
 
 
+def test_a_function_whose_first_parameter_is_named_like_one_that_is_filled_by_name_is_a_sentence():
+    with refused(r"optim: .*of_network gets another argument before `model`"):
+        build("optim", {"_target_": f"{__name__}.of_network"}, ["a group"], optional={"model": "the network"})
+
+
+def of_network(model, lr=0.1):
+    raise AssertionError
+
+
 def test_hydra_gets_only_what_it_calls_and_all_keys_are_given_as_they_are_in_their_order(monkeypatch):
     section = {
         "_target_": "builtins.dict",

@@ -529,9 +529,33 @@ class StepsUnseen(Trainer):
         self.optimizers[0].step()
 
 
-def test_an_optimizer_around_another_one_trains_without_a_word(tmp_path, caplog):
-    train(tmp_path, f"trainer._target_={__name__}.StepsUnseen train.epochs=1 schedule=constant")
+class TwoSteps(torch.optim.Optimizer):
+    """Has an optimizer inside, and methods of its own in place of `step`, as optimizers for sharpness have."""
+
+    def __init__(self, weights):
+        super().__init__(weights, {"lr": 0.1})
+        self.inner = torch.optim.SGD(self.param_groups, 0.1, momentum=0.9)
+
+    def second_step(self):
+        self.inner.step()
+
+
+class StepsTwice(StepsUnseen):
+    def configure_optimizers(self):
+        return TwoSteps(self.model.parameters())
+
+    def train_step(self, batch):
+        self.backward(self.loss_of(batch))
+        self.optimizers[0].second_step()
+
+
+@pytest.mark.parametrize(("trainer", "is_saved"), [(StepsUnseen, True), (StepsTwice, False)])
+def test_an_optimizer_around_another_one_trains_and_is_warned_of_only_if_its_state_would_be_lost(
+    tmp_path, caplog, trainer, is_saved
+):
+    train(tmp_path, f"trainer._target_={__name__}.{trainer.__name__} train.epochs=1 schedule=constant")
     assert "no optimizer has stepped" not in caplog.text
+    assert ("the state of SGD in `inner` of TwoSteps" in caplog.text) != is_saved
 
 
 CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100"

@@ -42,7 +42,7 @@ from tests.configs import (
 )
 from tests.infrastructure.forks import ROOT
 from tests.training.conftest import full_disk
-from tests.training.extensions import Images, Linear, Stop
+from tests.training.extensions import Images, Linear, Signs, Stop
 from training.assemble import assemble
 from training.config import checked
 from training.module_state import ModuleState
@@ -158,6 +158,22 @@ class Begins:
             network.scale = torch.tensor([self.often])
 
 
+class Slow(Signs):
+    """Keeps a number and a tensor in attributes."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.steps = 0
+        self.total = torch.zeros(())
+
+    def step(self, closure=None):
+        self.steps += 1
+        self.total = self.total + self.steps
+        for group in self.param_groups:
+            group["lr"] *= 1 / self.steps + 1 / float(self.total)
+        super().step(closure)
+
+
 class Remembers(Trainer):
     """Has numbers and a tensor in attributes, one of them from its first step on."""
 
@@ -229,6 +245,7 @@ CONFIGS = {
     "a buffer that is filled in an average, too": f"model._target_={EXTENSIONS}.FirstBatch "
     f"trainer._target_={__name__}.Follows",
     "what a trainer remembers": f"trainer._target_={__name__}.Remembers",
+    "what an optimizer keeps in attributes": f"optim._target_={__name__}.Slow",
     "mixture": MIXTURE,
     "batch sampler": f"batch_sampler._target_={EXTENSIONS}.Pairs train.last_batch=keep data.length=32",
     "what callbacks change": f"{TWO_PARTS} schedule=step schedule.step_size=1 train.epochs=3 "
@@ -416,6 +433,7 @@ LOOKS = CHANGES[-1]
         ("a buffer that the first batch fills", "3 SIGTERM, 13 error", ", workers 0, "),
         ("a buffer that is filled in an average, too", "3 SIGTERM", ", "),
         ("what a trainer remembers", "2 SIGTERM, 5 SIGTERM, 9 error", ", workers 0, , "),
+        ("what an optimizer keeps in attributes", "2 SIGTERM, 9 error", ", workers 0, "),
         ("mixture", "2 SIGTERM", "torch 0, workers 1"),
         ("batch sampler", "5 SIGINT", "workers 0, workers 2"),
         ("what callbacks change", "3 SIGINT, 8 SIGTERM, 13 error", "torch 0, workers 0, torch 0, workers 1"),

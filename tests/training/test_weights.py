@@ -1,7 +1,9 @@
 """train.init_from: whose weights a new run begins with."""
 
 import logging
+from argparse import Namespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -115,7 +117,9 @@ def test_a_checkpoint_of_a_network_that_was_wrapped_is_loaded_and_one_that_lacks
         ({"encoder.weight": torch.zeros(2)}, "w.pt .*encoder.weight"),
         ([torch.zeros(2)], "w.pt .*state_dict"),
         ({"generator": {"weight": torch.zeros(2)}, "step": 3}, "has no tensors, but generator, step"),
-        (network(), r"w.pt .*UnpicklingError.*state_dict"),
+        (network(), r"w.pt has objects \(.*Sequential.*save its state_dict alone"),
+        ({"state_dict": {}, "best": np.float64(1)}, r"w.pt has objects \(numpy.*scalar.*weights_only=False"),
+        ({"state_dict": {}, "settings": Namespace(lr=1)}, r"w.pt has objects \(argparse.Namespace\)"),
     ],
 )
 def test_a_file_without_weights_for_the_network_is_a_sentence(tmp_path, content, words):
