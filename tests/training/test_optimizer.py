@@ -80,6 +80,42 @@ def test_a_weight_that_layers_share_has_the_rate_of_the_last_of_them():
         build_optimizer(model, {"_target_": "torch.optim.Adam", "layer_decay": 0.5})
 
 
+class Wrapper(nn.Module):
+    """Keeps a network, an attribute of its own that is a part of it, and a module without parameters."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.last = network.head
+        self.drop = nn.Dropout()
+
+
+@pytest.mark.parametrize(
+    "wrap", [nn.Sequential, Wrapper, torch.compile, lambda network: nn.Sequential(Wrapper(network))]
+)
+def test_the_layers_of_a_wrapped_network_are_its_own(wrap):
+    network = Whole()
+    section = SGD | {"layer_decay": 0.5}
+    groups, expected = (build_optimizer(model, section).param_groups for model in (wrap(network), network))
+    for group, own in zip(groups, expected, strict=True):
+        assert group["lr"] == own["lr"] and [*map(id, group["params"])] == [*map(id, own["params"])]
+
+
+def test_a_state_with_another_number_of_groups_is_refused_in_words():
+    network = Whole()
+    saved = build_optimizer(network, SGD).state_dict()
+    with pytest.raises(ValueError, match="number of parameter groups"):
+        resume_optimizer(build_optimizer(network, SGD | {"layer_decay": 0.5}), saved, changed=())
+
+
+@pytest.mark.parametrize("network", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU())])
+def test_a_decay_of_rates_over_layers_is_warned_of_if_there_is_one_layer_only(caplog, network):
+    build_optimizer(network, SGD)
+    assert not caplog.text
+    build_optimizer(network, SGD | {"layer_decay": 0.5})
+    assert f"optim.layer_decay=0.5 changes nothing: {type(network).__name__} has one layer" in caplog.text
+
+
 def test_metrics_have_each_rate_of_groups(tmp_path):
     train(tmp_path, f"{TWO_PARTS} optim.layer_decay=0.5 train.epochs=1")
     assert all(line["lr_2"] == line["lr"] / 2 and "lr_1" not in line for line in steps(tmp_path))
