@@ -152,7 +152,11 @@ def class_folders(folder: Path) -> tuple[str, ...]:
     """The names of the folders in `folder`, sorted, without hidden ones."""
     for each in (folder.parent, folder):
         if not each.is_dir():
-            raise DataError(f"{each} is not a folder{or_rename(folder.parent)}; images must have the layout {LAYOUT}")
+            val = each.parent / "val"
+            link = f"; to evaluate {val} alone: ln -s val {each}" if val.is_dir() else ""
+            raise DataError(
+                f"{each} is not a folder{or_rename(folder.parent)}; images must have the layout {LAYOUT}{link}"
+            )
     names = folder_names(folder)
     if not names:
         raise DataError(f"{folder} has no class folders; images must have the layout {LAYOUT}")

@@ -226,9 +226,11 @@ class Rows:
         missing = [row for row, path in enumerate(paths) if os.path.split(path) not in files]
         if missing:
             row = missing[0]
+            is_of_windows = os.path.exists(paths[row].replace("\\", "/"))
+            remedy = "write / in place of \\ in the table" if is_of_windows else "set data.root, or remove the rows"
             raise DataError(
                 f"{self.where(row)}: {printable(paths[row])} does not exist ({len(missing)} of {len(paths)} files are "
-                "missing); set data.root, or remove the rows"
+                f"missing); {remedy}"
             )
 
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 KEPT = 16_384  # identities in a sketch: 128 kB
 BLOCK = 10_000  # values that are Python objects at a time
-PASSED_ON = ("classes", "mean", "std", "sample_spec", "augment_batch", "prepare", "set_epoch")  # no value per sample
+PASSED_ON = ("classes", "mean", "std", "sample_spec", "augment_batch", "set_epoch")  # no value per sample
 TRANSLATED = ("will_read", "path")  # methods that get translated indices
 
 
@@ -66,6 +66,11 @@ class Wrapper:
 
     def _set_inside(self, name: str, value: Any) -> None:
         setattr(self.dataset, name, value)
+
+    @property
+    def prepare(self) -> Any:
+        """How the dataset inside prepares a new image, or None."""
+        return optional(self.dataset, "prepare")
 
 
 def if_offered(method: Callable[..., Any]) -> Any:

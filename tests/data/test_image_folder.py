@@ -270,6 +270,11 @@ def test_without_a_folder_val_there_is_no_test_set_and_folders_that_may_be_the_m
     (root / "train").rename(root / "Training")
     with refused(r"train .*Training, valid\)"):
         ImageFolder(train=True, root=root)
+    (root / "valid").rename(root / "val")
+    with refused(rf"to evaluate {root}/val alone: ln -s val {root}/train"):
+        ImageFolder(train=False, root=root)
+    (root / "train").symlink_to("val")
+    assert paths(ImageFolder(train=False, root=root))
 
 
 def test_a_list_has_its_lines_without_empty_ones_and_a_byte_order_mark(tmp_path, monkeypatch):

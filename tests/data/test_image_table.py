@@ -220,6 +220,13 @@ def test_a_file_that_is_no_table_is_named(make, name):
             make(content, name=name)
 
 
+def test_paths_of_windows_are_named(make, tmp_path):
+    (tmp_path / "pets").mkdir()
+    (tmp_path / "0.jpg").rename(tmp_path / "pets" / "0.jpg")
+    with refused(r"does not exist .*write / in place of .* in the table"):
+        make("image,label\npets\\0.jpg,a\n1.jpg,b")
+
+
 def test_csv_of_every_kind_json_and_parquet_have_the_same_rows(tmp_path):
     expected = [[2, "0.jpg", "a"], [3, "1.jpg", "2"]]
     text = 'image,label,note\n0.jpg,a,"x,\ny"\n 1.jpg , 2,z\n,,\n\n'

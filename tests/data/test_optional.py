@@ -1,5 +1,6 @@
 """What a dataset may offer counts only with the documented type and length; else a warning names it."""
 
+from copy import copy
 from types import SimpleNamespace
 from zlib import crc32
 
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data import OPTIONAL, not_used, optional
+from data import OF_SAMPLES, OPTIONAL, not_used, optional
 from data.mix import Mix
 from data.subset import Subset, split, unaugmented
 from loaders import LoaderConfigError, WorkerLoader
@@ -64,6 +65,15 @@ def test_each_name_counts_with_a_value_of_its_kind_also_in_a_subset():
     assert [*optional(some, "labels")] == [1, 0] and optional(some, "path")(1) == "4.png"
 
 
+def test_columns_of_pandas_are_read_by_places_or_by_the_numbers_of_their_classes():
+    series = pytest.importorskip("pandas").Series
+    dataset = Foreign(classes=series(["dog", "cat"], [1, 0]), labels=series(range(COUNT), range(7, 7 + COUNT)))
+    assert optional(dataset, "classes") == ("cat", "dog")
+    assert [*optional(dataset, "labels")] == [*range(COUNT)] and optional(dataset, "labels")[0] == 0
+    dataset.classes = series(["dog", "cat"], [4, 7])
+    assert optional(dataset, "classes") == ("dog", "cat")
+
+
 @pytest.mark.parametrize("classes", [np.array([["cat"], ["dog"]]), [["cat"], ["dog"]], ["cat", "dog", ""]])
 def test_a_name_that_is_a_list_or_empty_is_refused(classes):
     with refused("classes has .* as a name: give a flat list"):
@@ -83,12 +93,34 @@ class Forwards:
         return len(self.dataset)
 
 
-def test_a_path_that_getattr_forwards_to_a_dataset_inside_is_not_used_as_it_may_be_of_other_samples():
-    inner = type("Inner", (Foreign,), {"path": lambda self, index: f"{1 - index}.png"})
-    dataset = Forwards(inner())
-    assert optional(dataset, "path") is None and [*not_used(dataset)] == ["path"]
-    dataset.path = FITTING["path"]
-    assert optional(dataset, "path")(1) == "1.png" and not not_used(dataset)
+class Inner(Foreign):
+    """Has all methods that read samples."""
+
+    def path(self, index):
+        return f"{1 - index}.png"
+
+    def prepare(self, image):
+        return image
+
+    def sample_ids(self):
+        return np.arange(len(self))
+
+    def without_augmentation(self):
+        return copy(self)
+
+    def split_parts(self, fraction):
+        return []
+
+
+@pytest.mark.parametrize("name", OF_SAMPLES)
+def test_a_method_that_getattr_forwards_to_a_dataset_inside_is_not_used_as_it_may_be_of_other_samples(name):
+    inner = Inner()
+    dataset = Forwards(inner)
+    assert optional(inner, name) is not None
+    assert optional(dataset, name) is None
+    assert f"Forwards.{name} is not used" in not_used(dataset)[name]
+    setattr(dataset, name, getattr(inner, name))
+    assert optional(dataset, name) is not None and name not in not_used(dataset)
 
 
 @given(st.dictionaries(st.sampled_from(sorted(OPTIONAL)), FOREIGN, min_size=1))
