@@ -308,6 +308,31 @@ def test_a_loss_that_is_no_tensor_is_refused_with_its_type(returned):
             task.loss(torch.zeros(3, CLASSES), torch.zeros(3))
 
 
+class Constant(Task):
+    def default_loss(self, outputs, labels):
+        return torch.tensor(0.0)
+
+
+class ConstantStep(Trainer):
+    def training_step(self, batch):
+        return torch.tensor(0.0)
+
+
+def test_a_loss_without_a_gradient_is_refused_by_the_name_of_what_returned_it(tmp_path, trainer):
+    batch = {"image": torch.zeros(2, 3, 8, 8), "label": torch.zeros(2)}
+    for task, name in (
+        (Task(None, loss=lambda *_: torch.tensor(0.0)), "task.loss"),
+        (Constant(None), "Constant.default_loss"),
+    ):
+        vars(trainer)["task"] = task
+        with refused(rf"^{name} returned 0 without a gradient.*return outputs\.sum\(\) \* 0"):
+            trainer.loss_of(batch)
+    with refused(r"ConstantStep.training_step returned \(\): .*outputs\.sum\(\) \* 0"):
+        train(tmp_path, *FAST, f"trainer._target_={__name__}.ConstantStep")
+    vars(trainer)["task"] = Task(None, loss=lambda outputs, labels: outputs.sum() * 0)
+    assert trainer.loss_of(batch) == 0
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (10,)])
 def test_a_score_that_is_not_one_of_each_sample_is_refused(shape):
     task = Task(None, extra_scores={"mine": lambda outputs, labels: torch.ones(shape)})
