@@ -17,8 +17,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.configs import CONF, FAST, checkpoint, composed, logged, steps, stop, summary_of
+from tests.data.reading import refused
 from training.command_line import COMMAND, complete, parsed, remedy_of
-from training.config import ConfigError
+from training.config import ConfigError, checked
 
 ROOT = CONF.parent
 
@@ -355,6 +356,19 @@ def test_a_run_that_does_not_fit_the_checkpoint_ends_in_a_sentence_and_keeps_its
 
 
 # Configs
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("train.lr", r"train.lr: nothing reads this key \(is optim.lr meant\?\)"),
+        ("timing.epochs", "timing.epochs: nothing reads this key; one of your own needs a field in TimingConfig"),
+        ("loader.batch", "loader.batch: nothing reads this key; one of your own needs a field in LoaderConfig"),
+    ],
+)
+def test_a_key_that_was_appended_to_a_section_whose_keys_are_fixed_is_refused(key, sentence):
+    with refused(sentence):
+        checked(composed(f"+{key}=0.1"))
 
 
 def test_every_choice_of_every_group_composes():
