@@ -257,8 +257,8 @@ def load_weights(source: Weights, model: nn.Module, device: torch.device) -> Non
     fill_buffers(model, source.tensors, device)
     own = model.state_dict()
     weights = renamed(source.tensors, own)
-    new = resized_layers(own, weights)
-    taken = {name: weight for name, weight in weights.items() if name in own and layer_of(name) not in new}
+    resized = resized_layers(own, weights)
+    taken = {name: weight for name, weight in weights.items() if name in own and layer_of(name) not in resized}
     if not taken:
         theirs = ", ".join(weights)[:150]
         ours = ", ".join(own)[:150]
@@ -267,10 +267,14 @@ def load_weights(source: Weights, model: nn.Module, device: torch.device) -> Non
             f"network {ours}"
         )
     missing, _ = model.load_state_dict(taken, strict=False)  # torch does not miss the counts of old batch norms
-    new |= {layer_of(name) for name in missing}
-    unused = {layer_of(name) for name in weights.keys() - own.keys()}
+    loaded = {layer_of(name) for name in taken}
+    # A layer by its name, unless some of its weights are loaded, as with LoRA, which adds weights to layers.
+    new, unused = (
+        {name if layer_of(name) in loaded else layer_of(name) for name in names}
+        for names in (missing, weights.keys() - own.keys())
+    )
     log.info(
-        "train.init_from: %d of %d tensors come from %s; new layers, of another size or not in it: %s; not used: %s",
+        "train.init_from: %d of %d tensors come from %s; new, of another size or not in it: %s; not used: %s",
         len(taken),
         len(own),
         source.path,

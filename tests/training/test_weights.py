@@ -73,9 +73,28 @@ def test_a_layer_of_another_size_stays_new_as_a_whole_and_is_named(tmp_path, cap
     with caplog.at_level(logging.INFO):
         load(tmp_path / "w.pt", ours)
     assert "6 of 9 tensors come from" in caplog.text
-    assert "new layers, of another size or not in it: 3; not used: head" in caplog.text
+    assert "new, of another size or not in it: 3; not used: head" in caplog.text
     assert torch.equal(ours[0].weight, theirs[0].weight) and torch.equal(ours[1].weight, theirs[1].weight)
     assert torch.equal(ours[3].weight, untouched[3].weight) and torch.equal(ours[3].bias, untouched[3].bias)
+
+
+class Adapted(nn.Linear):
+    """A layer with weights beside its own, as LoRA has."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.lora_A = nn.Parameter(torch.zeros(1, 2))
+
+
+def test_weights_that_are_new_in_a_layer_or_not_used_of_it_are_named_if_others_of_it_are_loaded(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    plain = nn.ModuleDict({"fc": nn.Linear(2, 2)})
+    adapted = nn.ModuleDict({"fc": Adapted(), "head": nn.Linear(2, 2)})
+    for theirs, ours in ((plain, adapted), (adapted, plain)):
+        torch.save(theirs.state_dict(), tmp_path / "w.pt")
+        load(tmp_path / "w.pt", ours)
+    assert "not in it: fc.lora_A, head; not used: none" in caplog.text
+    assert "not in it: none; not used: fc.lora_A, head" in caplog.text
 
 
 class Shifted(nn.Module):
