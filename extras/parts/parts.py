@@ -40,12 +40,14 @@ class PartsOfBatches:
         if trainer.overrides("train_step") or not divides_batches(trainer):
             return
         if trainer.overrides("training_step"):
-            log.warning(
-                "%s.training_step gets parts of a batch (train.accumulate, several processes), and it is not checked "
-                "that its loss is a mean over samples, or over what loss_denominator of the task counts: one that "
-                "divides by weights, or compares samples, is not that of the whole batch (docs/cluster.md)",
-                type(trainer).__name__,
-            )
+            if run.is_main:
+                log.warning(
+                    "%s.training_step gets parts of a batch (train.accumulate, several processes), and it is not "
+                    "checked that its loss is a mean over samples, or over what loss_denominator of the task counts: "
+                    "one that divides by weights, or compares samples, is not that of the whole batch "
+                    "(docs/cluster.md)",
+                    type(trainer).__name__,
+                )
             return
         difference = 0.0
         with no_trace(trainer):
@@ -55,11 +57,13 @@ class PartsOfBatches:
             except Exception as error:  # it must not reach no_trace
                 name = type(trainer.model).__name__
                 log.warning("gradients of parts are not compared: in evaluation mode %s raises %r", name, error)
+        # The largest of all processes, each of which compares samples of its own: NaN is no difference.
+        difference = max((each for each in run.processes.gather(difference) if each >= 0), default=0.0)
         found = "the loss of one sample alone raises an error"
         if difference < math.inf:
             found = f"the gradient of the loss of {min(SAMPLES, count)} samples differs by {difference:.0%} from what "
             found += "the gradients of each add up to"
-        if difference > TOLERANCE:
+        if difference > TOLERANCE and run.is_main:
             log.warning(
                 "%s: with train.accumulate or several processes it is not that of the whole batch. If the loss "
                 "weights or ignores labels, override loss_denominator of the task (docs/cluster.md); if it compares "

@@ -1,10 +1,13 @@
 """The callback warns of losses whose parts have another gradient, and of no other ones."""
 
+import os
+
 import pytest
 import torch
 from torch.nn import functional
 
 from tests.configs import FAST, train, untimed
+from tests.training.test_torchrun import Run
 from training.trainer import Trainer
 
 NAME = __name__.rpartition(".")[2]
@@ -24,6 +27,10 @@ def weighted(outputs, labels):
 def contrastive(outputs, labels):
     """The mean loss of telling each sample from the others of its batch."""
     return functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
+
+
+def weighted_in_second_process(outputs, labels):
+    return weighted(outputs, labels) if os.environ["RANK"] == "1" else functional.cross_entropy(outputs, labels)
 
 
 def pairs(outputs, labels):
@@ -65,6 +72,19 @@ def test_a_loss_whose_parts_do_not_add_up_is_warned_of_once_and_only_if_batches_
             f"task.loss={own(loss.__name__)} train.accumulate={parts} callbacks/standard=[parts]",
         )
         assert caplog.text.count("loss_denominator") == parts - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "task.loss={_target_: extras.parts.tests.test_parts.weighted_in_second_process, _partial_: true}",
+        "trainer._target_=extras.parts.tests.test_parts.Weighted",
+    ],
+)
+def test_two_processes_warn_once_also_if_the_samples_of_one_alone_show_it(tmp_path, python, setting):
+    run = Run(python, tmp_path, setting, "callbacks/standard=[parts] train.max_steps=1").finish()
+    assert run.text.count("is not that of the whole batch") == 1
 
 
 @pytest.mark.parametrize("parts", [1, 2])
