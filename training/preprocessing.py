@@ -162,6 +162,7 @@ def check_layouts(inputs: Batch, model: Section, means: Sequence[Any], has_image
                 form_of(raw[0][0]),
             )
         if not isinstance(batch, Tensor):
+            forms.append(f"{name!r} is a {type(batch).__name__}")
             continue
         form = f"{name!r} is {form_of(batch[0])}"
         forms.append(form)
@@ -174,9 +175,10 @@ def check_layouts(inputs: Batch, model: Section, means: Sequence[Any], has_image
                 "another dtype"
             )
     if sizes_network and not has_images and parameters["in_channels"].default is inspect.Parameter.empty:
+        found = ", ".join(["no input is an image", *forms])
         raise ConfigError(
-            f"the network needs in_channels, and no input is an image, {', '.join(forms)}: return uint8 (H, W, C) "
-            "or floats (C, H, W), such as image[None], or set +model.in_channels=N"
+            f"the network needs in_channels, and {found}: return uint8 (H, W, C) or floats (C, H, W), such as "
+            "image[None], or set +model.in_channels=N"
         )
 
 

@@ -28,7 +28,7 @@ from tests.configs import EXTENSIONS, FAST, IMAGES, checkpoint, composed, metric
 from tests.training.extensions import Faulty, Images, Linear, Stream, Worst, lying
 from training.checks import check_dataset, check_processes, check_sampler, check_settings, first_indices
 from training.config import ConfigError, checked
-from training.preprocessing import check_layout
+from training.preprocessing import check_layout, check_layouts
 from training.tasks import Classification
 from training.trainer import Trainer
 
@@ -488,6 +488,18 @@ def test_floats_are_taken_only_if_nothing_suggests_that_their_channels_are_last(
     for shape in ((9, 9, 103), (8, 8, 13), (8, 3, 3), (28, 28, 1), (64, 64, 64)):
         with pytest.raises(DataError, match=re.escape(f"{shape}: ") + r".*\+model.in_channels="):
             check_layout("image", torch.float32, shape, {None})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({}, "no input is an image: "),
+        ({"text": ["a"], "age": torch.zeros(2)}, "no input is an image, 'text' is a list, 'age' is float32 .*: "),
+    ],
+)
+def test_a_network_that_needs_channels_is_told_what_the_inputs_are(inputs, said):
+    with pytest.raises(ConfigError, match=f"needs in_channels, and {said}return"):
+        check_layouts(inputs, {"_target_": f"{EXTENSIONS}.linear"}, [], has_images=False)
 
 
 @pytest.mark.parametrize("case", NOT_FITTING)
