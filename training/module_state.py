@@ -243,6 +243,7 @@ class ModuleState:
                 "batch norm as they are: call run.trainer.model.train()",
                 type(network).__name__,
             )
+        self._compare_weights()
         settings = self._settings() | settings_of_groups(self._trainer.optimizers, SAME)
         of_processes = self._processes.gather(settings)
         for name in sorted(set().union(*of_processes) - self._warned):
@@ -256,6 +257,21 @@ class ModuleState:
                 raise ConfigError(sentence)
             self._warned.add(name)
             log.warning("%s", sentence)
+
+    def _compare_weights(self) -> None:
+        """Warns once if the processes have different weights, as those do that average no gradients."""
+        if self._processes.world_size == 1 or "weights" in self._warned:
+            return
+        weights = [weight.detach() for weight in self._trainer.all_modules.parameters() if weight.is_floating_point()]
+        each = [torch.linalg.vector_norm(weight, dtype=torch.float32) for weight in weights]
+        norms = self._processes.gather(torch.stack(each).norm().item())
+        if not all(math.isclose(norm, norms[0], rel_tol=1e-5) for norm in norms):
+            self._warned.add("weights")
+            log.warning(
+                "the processes train different weights, of the norms %s: a train_step of your own calls "
+                "self.processes.average_gradients(parameters) before self.optimizer_step(optimizer)",
+                ", ".join(f"{norm:g}" for norm in norms),
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """`altered`: the settings, and what no state_dict has, that on_start has set, or that were changed later.

@@ -167,6 +167,15 @@ class Doubled(Trainer):
         return super().evaluation_step(batch)
 
 
+class Unaveraged(Trainer):
+    """Has a step of its own that leaves out the gradients of the other processes."""
+
+    def train_step(self, batch):
+        loss, _ = self.training_step(batch)
+        self.backward(loss)
+        self.optimizer_step(self.optimizers[0])
+
+
 class Alternating(Trainer):
     """Trains two networks in turn, each with its optimizer, as a GAN does: `train_step` as a whole."""
 

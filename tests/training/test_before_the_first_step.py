@@ -100,6 +100,11 @@ class Registers(Linear):
         return super().forward(images)
 
 
+class NeedsClosure(Trainer):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.model.parameters())
+
+
 class Forgetful(Trainer):
     def training_step(self, batch):
         super().training_step(batch)
@@ -359,6 +364,7 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a std without channels": ("data.std=0.5", r"^data\.std=0\.5:"),
     "a mean of floats": (f"{fault('floats')} data.mean=auto", "^data.mean=auto:"),
     "an optimizer of no groups": (own("optim", "lbfgs"), "lbfgs & configure_optimizers"),
+    "an optimizer that needs a closure": (own("trainer", "NeedsClosure"), "LBFGS.step & closure & train_step"),
     "an optimizer of matrices alone": (own("optim", "muon"), "muon & configure_optimizers"),
     "other images to test": (fault("other test images"), "6, 8 & test"),
     "grey images to test": (fault("grey test images"), r"uint8 \(8, 8, 3\), and test samples as .*\(8, 8, 1\)"),

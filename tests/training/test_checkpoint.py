@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+from collections import defaultdict
 from contextlib import nullcontext
 from functools import partial
 from math import inf
@@ -99,6 +100,19 @@ def test_checkpoints_of_a_run_that_was_not_continued_are_removed_and_files_that_
         afresh.save(state(step))
         assert names(tmp_path) == {"last.pt", f"step-000000{step}.pt", *yours}
     assert found(tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (defaultdict(list, a=[1]), "callbacks.mine: <class 'collections.defaultdict'>"),
+        ({"inside": {"path": Path("x"), "number": 1}}, "callbacks.mine.inside.path: <class 'pathlib"),
+        ([Path("x")], "callbacks.mine: <class 'list'>"),
+    ],
+)
+def test_what_a_checkpoint_may_not_have_is_named_by_its_place_and_its_type(tmp_path, value, named):
+    with refused(f"torch.load would refuse {named}"):
+        checkpoints(tmp_path).save(state(1) | {"callbacks": {"mine": value, "other": {"a": 1}}})
 
 
 @pytest.mark.parametrize("damage", [partial(os.truncate, length=1000), partial(os.truncate, length=0), flip_a_byte])

@@ -276,6 +276,13 @@ def test_a_number_of_a_module_that_differs_between_processes_is_warned_of_once(p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("trainer", "is_said"), [("Unaveraged", 1), ("Alternating", 0)])
+def test_processes_that_train_different_weights_are_warned_of_once(python, tmp_path, trainer, is_said):
+    run = Run(python, tmp_path, f"{TWO_PARTS} trainer._target_={EXTENSIONS}.{trainer}").finish()
+    assert (run.out / "train.log").read_text().count("the processes train different weights") == is_said
+
+
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
     run = Run(python, tmp_path, "train.process_timeout=3", "train.checkpoint_every=10", "train.epochs=100")
     run.wait_for_step(10)
