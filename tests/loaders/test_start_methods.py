@@ -78,6 +78,9 @@ class Wrapper:
     def __getattr__(self, name): return getattr(self.base, name)
     def __len__(self): return 2
     def __getitem__(self, index): return index
+
+class Pair(list):  # the array is more than a pipe holds
+    def __init__(self): self.parts = [Wrapper(), bytes(1 << 20)]
 """
 
 
@@ -88,6 +91,10 @@ class Wrapper:
         (f"{GUARD} print(list(WorkerLoader([lambda: 0], SETTINGS)))", ["pickle"]),
         (
             f"{WRAPPER}{GUARD} print(list(WorkerLoader(Wrapper(), SETTINGS)))",
+            ["RecursionError", "WorkerFailure", "unpickled in a worker"],
+        ),
+        (
+            f"{WRAPPER}{GUARD} data = Pair(); data.append(1); print(list(WorkerLoader(data, SETTINGS)))",
             ["RecursionError", "WorkerFailure", "unpickled in a worker"],
         ),
     ],
