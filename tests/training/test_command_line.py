@@ -371,6 +371,15 @@ def test_a_key_that_was_appended_to_a_section_whose_keys_are_fixed_is_refused(ke
         checked(composed(f"+{key}=0.1"))
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_said"),
+    [(["+epochs=3"], True), (["+mine=3"], False), (["+epochs=3", "train.epochs=${epochs}"], False)],
+)
+def test_a_key_outside_of_all_sections_that_has_the_name_of_one_inside_is_warned_of(caplog, settings, is_said):
+    checked(composed(*settings))
+    assert ("epochs=3: nothing reads this key: is train.epochs meant?" in caplog.text) == is_said
+
+
 def test_every_choice_of_every_group_composes():
     groups = [path for path in CONF.iterdir() if path.is_dir() and path.name not in ("callbacks", "hydra")]
     choices = [[f"{group.name}={file.stem}" for file in sorted(group.glob("*.yaml"))] for group in groups]

@@ -175,11 +175,16 @@ def test_a_state_that_cannot_be_read_again_is_named_when_it_is_saved(tmp_path, e
 
 def test_a_run_ends_early_when_its_score_does_not_improve(tmp_path, caplog):
     caplog.set_level("INFO")
-    stuck = "optim.lr=0 callbacks.best.early_stop=2 train.epochs=9 task.metric=loss"
+    stuck = "optim.lr=0 callbacks.best.early_stop=2 train.epochs=9 task.metric=loss train.keep_checkpoints=9"
     assert train(tmp_path, stuck)["epochs"] == 3, "an equal score is no better one"
     assert checkpoint(tmp_path)["step"] == 8 * 3 and "stopped the run after epoch 3 of 9" in caplog.text
     again = train(tmp_path, stuck, "train.log_interval=2")
     assert again["epochs"] == 3, "a run that stopped early is not continued by a resume"
+    second = tmp_path / "checkpoints" / "step-0000016.pt"
+    assert train(tmp_path / "new", stuck, f"train.resume={second}")["epochs"] == 3, (
+        "the count goes on in another folder"
+    )
+    assert checkpoint(tmp_path / "new", "best")["step"] == 8 * 3, "which has a best checkpoint of its own"
 
 
 class Told(Images):
