@@ -157,7 +157,7 @@ REFUSED = {
     "is split by rank already": lambda: WorkerLoader(split_by_rank(), 3, seed=0, world_size=2),
     "WithLambda cannot be pickled, and each stream .*lambda": lambda: list(WorkerLoader(WithLambda(), 3, seed=0)),
     "cannot be read in a thread": lambda: list(Preloader(of_numbers(seed=0), "cpu", 2)),
-    "number of batches is not known": lambda: len(of_numbers(seed=0)),
+    "has no length": lambda: len(of_numbers(seed=0)),
     "streams=2, but .* streams=4": lambda: load(loader_of(Numbers(), 0), loader_of(Numbers(), 0, streams=2)),
     "stream 1 ended 1 samples before": lambda: load(loader_of(Numbers(9), 0), loader_of(Numbers(), 0)),
 }
