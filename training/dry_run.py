@@ -63,7 +63,11 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
     check_sum(trainer)
     check_optimized(trainer)
     if left_out := trainer.metrics.left_out:
-        log.warning("task.metrics: %s: not numbers, so they are left out", ", ".join(left_out))
+        log.warning(
+            "task.metrics: %s: not numbers, so they are left out; a number per class is logged if the metric returns "
+            "a dict, as torchmetrics' ClasswiseWrapper does",
+            ", ".join(left_out),
+        )
     if metric not in names:
         raise ConfigError(f"task.metric={metric}: it is one of {', '.join(names)}")
     trainer.score_names = names

@@ -7,7 +7,7 @@
 RUN is the folder of a run, whose best checkpoint is used, or a checkpoint file. Scores are those of the run's own
 evaluation_step and task.metrics, in batches of the run's size, or of that of its parts (train.accumulate). It writes
 evaluation.json and, for one class per sample, confusion.png into RUN/evaluation/SPLIT, and mistakes.png if the samples
-are uint8 images; and brings RUN/report.html up to date.
+are uint8 images; and brings RUN/report.html up to date. If a key of `data` is given, the folder is SPLIT-other.
 """
 
 import json
@@ -35,21 +35,24 @@ from training.tasks import Multilabel
 
 log = logging.getLogger(__name__)
 
-OURS = ("checkpoint", "step", "split", "samples", "classes", "mistakes")  # keys of evaluation.json
+OURS = ("checkpoint", "step", "split", "settings", "samples", "classes", "mistakes")  # keys of evaluation.json
 
 
 def main(typed: list[str] | None = None) -> dict[str, Any]:
     """Returns the content of evaluation.json."""
-    options = parser(__doc__, "folder to write to; default: RUN/evaluation/SPLIT")
+    options = parser(__doc__, "folder to write to; default: RUN/evaluation/SPLIT, or SPLIT-other for other data")
     options.add_argument("--split", choices=SPLITS, default="test", help="which samples; default: test")
     arguments = options.parse_intermixed_args(typed)
 
     run = FinishedRun(arguments.run, arguments.others)
     dataset = run.dataset(arguments.split)
     samples, scores, evaluation = evaluate(run, dataset)
-    result = {"checkpoint": str(run.path), "step": run.step, "split": arguments.split, "samples": samples, **scores}
+    result = {"checkpoint": str(run.path), "step": run.step, "split": arguments.split, "settings": arguments.others}
+    result |= {"samples": samples, **scores}
 
-    out: Path = arguments.out or run.folder / "evaluation" / arguments.split
+    is_other = any(text.startswith("data") for text in arguments.others)
+    default = run.folder / "evaluation" / (arguments.split + "-other" * is_other)
+    out: Path = arguments.out or default
     out.mkdir(parents=True, exist_ok=True)
     said = []  # when all is written: the terminal may be closed
     if evaluation is not None:

@@ -88,7 +88,11 @@ class Pair(list):  # the array is more than a pipe holds
     ("program", "said"),
     [
         pytest.param("print(list(WorkerLoader(range(8), SETTINGS)))", [GUARD], marks=pytest.mark.slow),
-        (f"{GUARD} print(list(WorkerLoader([lambda: 0], SETTINGS)))", ["pickle"]),
+        (f"{GUARD} print(list(WorkerLoader([lambda: 0], SETTINGS)))", ["WorkerFailure", "the dataset, collate_fn or"]),
+        (
+            f"import sqlite3\n{GUARD} print(list(WorkerLoader([sqlite3.connect(':memory:')], SETTINGS)))",
+            ["Connection' object). Open files and connections when a worker reads its first sample"],
+        ),
         (
             f"{WRAPPER}{GUARD} print(list(WorkerLoader(Wrapper(), SETTINGS)))",
             ["RecursionError", "WorkerFailure", "unpickled in a worker"],

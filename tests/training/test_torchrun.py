@@ -292,7 +292,8 @@ def test_a_rank_that_hangs_ends_the_run_with_a_sentence(python, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("settings", "named"), [("train.batch_size=15", "train.batch_size=15"), (UNUSED, "find_unused_parameters=True")]
+    ("settings", "named"),
+    [("train.batch_size=15", "train.batch_size=15"), (UNUSED, "train.find_unused_parameters=true, or")],
 )
 def test_what_processes_cannot_share_ends_the_run(python, tmp_path, settings, named):
     Run(python, tmp_path, settings).finish("exitcode  : 1", named)

@@ -204,6 +204,11 @@ def test_an_evaluation_is_on_the_page_of_the_run(tmp_path):
     assert "precision" not in before and "The test set, by evaluate.py" in after
     assert all(f"{row['f1']:.3f}" in after and row["class"] in after for row in result["classes"])
     assert all(f"evaluation/test/{name}.png" in after for name in ("confusion", "mistakes"))
+    evaluate.main([str(tmp_path), "data.test_length=3"])  # other data do not replace it
+    page = (tmp_path / "report.html").read_text()
+    assert "The test set, by evaluate.py<" in page and "The test set, by evaluate.py data.test_length=3<" in page
+    assert json.loads((tmp_path / "evaluation/test-other/evaluation.json").read_text())["samples"] == 3
+    assert json.loads((tmp_path / "evaluation/test/evaluation.json").read_text()) == result
     classes = {row["file"]: row["class"] for row in predicted(tmp_path, tmp_path / "p")}
     assert result["mistakes"] and all(classes[row["file"]] == row["predicted"] for row in result["mistakes"])
 
