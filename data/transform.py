@@ -31,7 +31,32 @@ OLD_KEYS = {
     "test_transform._target_": A_LIST,
 }
 
+OLD_FORM = ("flip", "policy", "transform_input", "transform_after")  # in each checkpoint of before the lists
+
 Step = Callable[..., Any]
+
+
+def upgraded(settings: Any) -> Any:
+    """The section `data` of a checkpoint's config. What earlier versions had in place of lists of steps becomes lists.
+
+    Also in sections inside it, such as the parts of a mixture.
+    """
+    if not isinstance(settings, dict):
+        return settings
+    settings = {key: upgraded(value) for key, value in settings.items()}
+    if not settings.keys() >= {*OLD_FORM}:
+        return settings
+    flip, policy, takes, after = (settings.pop(key) for key in OLD_FORM)
+    for key, built_in in (
+        ("transform", ["crop", *["flip"] * bool(flip), *[policy] * bool(policy)]),
+        ("test_transform", ["center_crop"]),
+    ):
+        own: Any = settings.get(key) or []
+        steps = own if isinstance(own, list) else [own]
+        if takes == "array":
+            steps = [{"_target_": "data.transform.OnArray", "function": step} for step in steps]
+        settings[key] = steps if steps and after == "decode" else [*built_in, *steps]
+    return settings
 
 
 class Transform:

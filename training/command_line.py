@@ -232,7 +232,7 @@ def earlier_command(folder: Path) -> dict[str, list[str]]:
         # A run of before there was a command.yaml.
         file = folder / ".hydra" / "overrides.yaml"
         hydra = yaml.safe_load(file.with_name("hydra.yaml").read_text())["hydra"]
-        return command_of(hydra, yaml.safe_load(file.read_text()))
+        return command_of(hydra, yaml.safe_load(file.read_text()), Path(hydra["runtime"]["cwd"]))
     except (OSError, TypeError, KeyError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"train.resume: {file} cannot be read ({error}): "
@@ -240,11 +240,14 @@ def earlier_command(folder: Path) -> dict[str, list[str]]:
         ) from error
 
 
-def command_of(hydra: dict[str, Any], overrides: list[str]) -> dict[str, list[str]]:
-    """The flags and the overrides of a command line, from Hydra's own config and the overrides of ours."""
+def command_of(hydra: dict[str, Any], overrides: list[str], root: Path = ROOT) -> dict[str, list[str]]:
+    """The flags and the overrides of a command line, from Hydra's own config and the overrides of ours.
+
+    root: where the project lay at that time, whose conf/ needs no flag.
+    """
     paths = {source["provider"]: source["path"] for source in hydra["runtime"]["config_sources"]}
     flags = [f"--config-dir={paths['command-line']}"] if "command-line" in paths else []
-    if Path(paths["main"]) != ROOT / "conf":
+    if Path(paths["main"]) not in (ROOT / "conf", root / "conf"):
         flags.append(f"--config-path={paths['main']}")
     flags.append(f"--config-name={hydra['job']['config_name']}")
     of_hydra = [line for line in hydra["overrides"]["hydra"] if not line.lstrip("+~").startswith(NOT_RESUMED)]

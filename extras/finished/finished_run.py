@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from data.errors import explained, home_path, reason_of
 from data.subset import unaugmented
+from data.transform import upgraded
 from extras.finished.new_images import NewImages
 from loaders import ExpectedError, Preloader, build_loader
 from training import script
@@ -163,6 +164,7 @@ def configured(saved: Section, overrides: Sequence[str]) -> Config:
         settings: Any = OmegaConf.to_container(cfg)
         for key, value in saved.items():
             if key not in groups:
+                value = upgraded(value) if key == "data" else value
                 settings[key] = settings[key] | value if key in ("train", "loader") else value
         changes = OmegaConf.create({})
         for key, value in values.items():

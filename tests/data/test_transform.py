@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.image_folder import ImageFolder
-from data.transform import GlobalRandom, OnArray
+from data.transform import GlobalRandom, OnArray, upgraded
 from loaders import WorkerLoader
 from tests.data.fakes import arrays, write_images
 from tests.data.reading import read_batch, refused
@@ -145,6 +145,32 @@ def test_only_our_own_center_crop_alone_is_described_by_values(folder):
             own = type("Own", (type(dataset),), {name: lambda self, image: image})
             dataset.__class__ = own
             assert dataset.prepared_by is None, name
+
+
+STEP = {"_target_": "a.B"}
+ARRAY_STEP = {"_target_": "data.transform.OnArray", "function": STEP}
+
+
+@pytest.mark.parametrize(
+    ("changes", "transform", "test_transform"),
+    [
+        ({}, ["crop", "flip"], ["center_crop"]),
+        ({"flip": False, "policy": "rand"}, ["crop", "rand"], ["center_crop"]),
+        ({"transform": STEP, "policy": None}, [STEP], ["center_crop"]),
+        ({"test_transform": [STEP, STEP], "transform_input": "array"}, ["crop", "flip"], [ARRAY_STEP, ARRAY_STEP]),
+        (
+            {"transform": [STEP], "test_transform": STEP, "transform_after": "crop"},
+            ["crop", "flip", STEP],
+            ["center_crop", STEP],
+        ),
+    ],
+)
+def test_the_settings_of_an_earlier_version_become_lists(changes, transform, test_transform):
+    own = {"transform": None, "test_transform": None, "transform_input": None, "transform_after": "decode"}
+    earlier = {"root": "r", "flip": True, "policy": None, **own, **changes}
+    later = {"root": "r", "transform": transform, "test_transform": test_transform}
+    assert upgraded(earlier) == later == upgraded(later)
+    assert upgraded({"parts": {"a": earlier, "b": {"flip": True}}}) == {"parts": {"a": later, "b": {"flip": True}}}
 
 
 def test_a_transform_cannot_change_the_dataset():

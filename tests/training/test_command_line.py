@@ -219,6 +219,18 @@ def test_a_run_is_continued_by_its_folder_or_a_file_with_its_settings(
     assert verdict in shown and verdict in (tmp_path / "new" / "train.log").read_text()
 
 
+@pytest.mark.parametrize(("folder", "flags"), [("conf", []), ("mine", ["--config-path=/moved/mine"])])
+def test_a_run_of_before_command_yaml_goes_on_where_the_project_has_moved(tmp_path, folder, flags):
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("[train.epochs=3]")
+    sources = [{"provider": "main", "path": f"/moved/{folder}"}]
+    runtime = {"config_sources": sources, "cwd": "/moved"}
+    hydra = {"runtime": runtime, "job": {"config_name": "config"}, "overrides": {"hydra": []}}
+    (tmp_path / ".hydra" / "hydra.yaml").write_text(json.dumps({"hydra": hydra}))
+    completed = complete([f"train.resume={tmp_path}"])
+    assert completed[:-2] == [*flags, "--config-name=config", "train.epochs=3"]
+
+
 def test_a_restart_by_torchrun_goes_on_in_the_folder_that_began_with_a_file(monkeypatch, earlier):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")

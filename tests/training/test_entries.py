@@ -292,8 +292,8 @@ def test_a_file_of_weights(tmp_path, key, content):
     assert "weights.pt" in run(tmp_path, f"{key}={path}")
 
 
-HYDRA = b"hydra:\n  runtime: {config_sources: [{provider: main, path: conf}]}\n  job: {config_name: config}\n"
-HYDRA += b"  overrides: {hydra: []}\n"
+HYDRA = b"hydra:\n  runtime: {config_sources: [{provider: main, path: conf}], cwd: /project}\n"
+HYDRA += b"  job: {config_name: config}\n  overrides: {hydra: []}\n"
 
 
 @pytest.mark.parametrize(

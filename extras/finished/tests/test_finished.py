@@ -535,6 +535,19 @@ def test_a_network_of_two_inputs_is_exported(table, tmp_path):
     assert path.name in readme and "`right`: float32 (batch, 3)" in readme
 
 
+def test_a_run_of_before_the_lists_of_steps_is_evaluated(tmp_path):
+    root = write_images(tmp_path / "images", count=4)
+    small = "data.image_size=16 model=linear train.epochs=1 train.batch_size=4"
+    train_model(composed(f"data=image_folder data.root={root} {small}"), tmp_path / "run")
+    path = best_or_newest(tmp_path / "run")
+    state = torch.load(path)
+    data = state["config"]["data"]
+    data |= {"transform": None, "test_transform": None, "flip": True, "policy": "rand"}
+    data |= {"transform_input": None, "transform_after": "decode"}
+    torch.save(state, path)
+    assert evaluate.main([str(tmp_path / "run")])["loss"] == summary_of(tmp_path / "run")["test_loss"]
+
+
 @pytest.fixture(scope="module")
 def without_data(tmp_path_factory):
     """The folder of a run whose data are gone, by the kind of its dataset; and new images."""
