@@ -264,7 +264,7 @@ def load_weights(source: Weights, model: nn.Module, device: torch.device) -> Non
         ours = ", ".join(own)[:150]
         raise ConfigError(
             f"train.init_from: {source.path} has none of the layers of the network: the file has {theirs}; the "
-            f"network {ours}"
+            f"network {ours}. Save these tensors by the network's names"
         )
     missing, _ = model.load_state_dict(taken, strict=False)  # torch does not miss the counts of old batch norms
     loaded = {layer_of(name) for name in taken}
@@ -324,8 +324,15 @@ def empty_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 
 def renamed(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """The tensors by the names that the network has."""
-    return {name_in(own, name): value for name, value in saved.items()}
+    """The tensors by the names that the network has. Another prefix is removed if all its names follow it."""
+    values = {name_in(own, name): value for name, value in saved.items()}
+    if not own.keys() & values.keys():
+        first = next(iter(own), "")
+        for prefix in [name.removesuffix(first) for name in values if name.endswith(f".{first}")]:
+            below = {name.removeprefix(prefix): value for name, value in values.items()}
+            if own.keys() <= below.keys():
+                return below
+    return values
 
 
 def name_in(own: dict[str, Any], name: str) -> str:

@@ -29,6 +29,7 @@ FORMS = {
     "plain": lambda weights: weights,
     "lightning": lightning,
     "ddp, compiled": lambda weights: {f"module._orig_mod.{name}": weight for name, weight in weights.items()},
+    "below another prefix": lambda weights: {f"a.net.{name}": weight for name, weight in weights.items()},
     "below model": lambda weights: {"model": weights, "optimizer": {}},
     "below model_state_dict": lambda weights: {"model_state_dict": weights},
 }
