@@ -150,7 +150,8 @@ def say_remedies(arguments: list[str], refusal: BaseException | None) -> None:
     where = f" (change it in {COMMAND} in the run's folder)" if "train.resume" in by_key else ""
     for key, override in by_key.items():
         old_key = re.sub(r"^data\.(parts\.[^.]+\.)?", "", key)
-        is_list = old_key in ("transform", "test_transform") and isinstance(override.value(), list)
+        is_list = override.is_sweep_override() or isinstance(override.value(), list)
+        is_list = is_list and old_key in ("transform", "test_transform")
         if key.startswith("data.") and old_key in OLD_KEYS and not is_list:
             print(f"error: {override.input_line}: {OLD_KEYS[old_key]}{where}", file=sys.stderr)
         if key in PLUGINS:

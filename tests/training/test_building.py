@@ -192,6 +192,13 @@ def test_a_parameter_of_the_name_of_a_key_of_ours_is_warned_of(caplog):
     assert "measured_task has a parameter scores, which does not get task.scores" in caplog.text
 
 
+def test_a_schedule_of_an_optimizer_without_a_rate_is_told_of_it():
+    optimizer = SGD(nn.Linear(1, 1).parameters(), 0.1)
+    optimizer.param_groups[0]["lr"] = None  # as Adafactor of transformers has it, which finds a rate itself
+    with refused("cosine needs a learning rate, and the optimizer has none: set optim.lr"):
+        build_schedule({"_target_": "training.optimizer.cosine"}, optimizer, 6, 0, 2)
+
+
 def test_a_callback_that_is_null_is_left_out():
     assert build_callbacks({"progress_bar": None}) == {}
 

@@ -17,7 +17,7 @@ from tests.configs import SMALL, checkpoint, composed, metrics, train
 from tests.data.fakes import flip_a_byte
 from tests.data.reading import refused
 from tests.training.conftest import full_disk
-from training.checkpoint import KEYS, Checkpoints
+from training.checkpoint import KEYS, Checkpoints, read_checkpoint
 from training.config import checked
 from training.processes import Processes
 from training.resume import changes_since, check_same_run, choose_origin
@@ -166,6 +166,15 @@ def test_the_average_of_the_weights_of_an_earlier_version_is_read(tmp_path):
     rest = {name: value for name, value in state(1).items() if name != "ema_model"}
     checkpoints(tmp_path).save(rest | {"callbacks": {"ema": ema}})
     assert choose_origin(tmp_path, SimpleNamespace(resume="auto")).state["ema_model"] == {"weight": torch.ones(1)}
+
+
+@pytest.mark.parametrize(
+    ("left", "words"), [({"data"}, "of a version that is not"), ({"config", "data"}, "not a checkpoint of a run")]
+)
+def test_what_is_no_checkpoint_or_too_old_is_said(tmp_path, left, words):
+    torch.save({name: value for name, value in state(1).items() if name not in left}, tmp_path / "old.pt")
+    with refused(f"old.pt is {words}.*train.init_from="):
+        read_checkpoint(tmp_path / "old.pt")
 
 
 @pytest.mark.parametrize("name", ["last.pt", "best.pt"])

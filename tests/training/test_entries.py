@@ -102,6 +102,7 @@ SETTINGS = {
     "-m train.resume=one,two": r"train\.resume",
     "data=fashion_mini data.policy=trivial": r"(?m)^error: data.policy=trivial: .*trivial\]",
     "data=fashion_mini data.transform={_target_:my.Blur}": "(?m)^error: data.transform={_target_:my.Blur}: ",
+    "-m data.transform=[crop],[flip]": r"\A(?s:(?!.*it is a list).*data.transform)",  # Synthetic has none
     "epochs=3": r"\A(?s:(?!.*@package).*'epochs')",  # which is no file
     "experiment=none": r"\A(?s:(?!.*@package).*experiment/none)",
     "optim.lr=fast": "optim.lr=fast",

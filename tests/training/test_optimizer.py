@@ -42,6 +42,24 @@ def test_named_layers_are_frozen(layers, names, trained):
     assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == trained
 
 
+@pytest.mark.parametrize(
+    ("names", "trained", "said"),
+    [
+        ("backbone", ["embed.weight", "head.bias"], "embed.weight is a weight of the last layer, head, too"),
+        (["embed"], ["body.weight", "body.bias", "head.bias"], "head.weight is a weight of a frozen layer, too"),
+        (["head"], ["body.weight", "body.bias"], "embed.weight is a weight of a frozen layer, too: it is frozen"),
+        (["embed", "head"], ["body.weight", "body.bias"], ""),
+    ],
+)
+def test_of_layers_that_share_a_weight_the_last_is_trained_and_others_are_frozen(names, trained, said, caplog):
+    layers = {"embed": nn.Embedding(3, 2), "body": nn.Linear(2, 2), "head": nn.Linear(2, 3)}
+    model = nn.ModuleDict(layers | {"alias": nn.Sequential(layers["body"])})
+    layers["head"].weight = layers["embed"].weight
+    freeze(model, names)
+    assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == trained
+    assert said in caplog.text and bool(said) == bool(caplog.text)
+
+
 class Whole(nn.Module):
     """A layer that is three modules deep, parameters of its own, and a last layer."""
 
