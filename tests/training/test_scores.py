@@ -58,6 +58,28 @@ def test_the_best_checkpoint_is_the_best_in_the_direction_that_is_known_or_given
     assert checkpoint(tmp_path, "best")["step"] == (min if lower else max)(values, key=values.get)
 
 
+class Collection(nn.ModuleDict):
+    """Several metrics, as torchmetrics' MetricCollection has them."""
+
+    def __init__(self):
+        super().__init__()
+        self["f1"] = nn.Identity()
+        self["wer"] = nn.Identity()
+
+    def update(self, outputs, labels):
+        """Is not called here."""
+
+    compute = reset = nn.Module.eval
+
+
+def test_a_score_is_of_the_metric_in_a_collection_that_computes_it():
+    section = {"all": {"_target_": f"{__name__}.Collection"}}
+    found = EpochMetrics(section, Processes("cpu", checked(composed()).train), None)
+    (collection,) = found.by_name.values()
+    assert found.metric_of("all_wer") is collection["wer"]
+    assert found.metric_of("all") is found.metric_of("all_other") is collection and found.metric_of("wer") is None
+
+
 def test_a_metric_of_an_epoch_may_return_several_numbers_and_choose_the_best_checkpoint(tmp_path, caplog):
     several = f"task.metrics={{m: {{_target_: {EXTENSIONS}.Several}}}} task.metric=m_worst"
     summary = train(tmp_path, several, "train.epochs=3")
