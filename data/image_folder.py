@@ -27,7 +27,8 @@ LAYOUT = "root/train/CLASS/*.jpg and root/val/CLASS/*.jpg, or other images, also
 COMMON = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".avif", ".bmp", ".tif", ".tiff")
 SUFFIXES = (*COMMON, ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm")  # those of torchvision, webdataset, Pillow
 SHOWN = 5  # how many names a sentence lists
-is_hidden = re.compile(r"(?:^|/)\.(?!\.?(?:/|$))").search  # finds a hidden part of a relative path; "./a" has none
+# Finds a hidden part of a relative path, which "./a" has not, or the thumbnails of a Synology.
+is_hidden = re.compile(r"(?:^|/)(?:\.(?!\.?(?:/|$))|@eaDir(?:/|$))").search
 
 
 class ImageFiles(CroppedDataset):

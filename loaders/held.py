@@ -93,6 +93,7 @@ class Held:
         self._functions: deque[FunctionType] = deque()  # whose code was not followed yet
         self._last: deque[tuple[Any, bool]] = deque()  # what comes last, and whether generators count in it
         self._variables: dict[tuple[int, str], dict[str, Any]] = {}  # the scope, by its id and the variable's name
+        self._caches: list[Any] = []  # of functools.cache and lru_cache
         self._watched: list[Any] = []
         self._ids: list[int] = []
         self._parts: list[int] = []
@@ -111,16 +112,16 @@ class Held:
     def has_changed(self) -> bool:
         """Returns whether a holder, or a variable, refers to another object than at the last call.
 
-        A module that was imported since then counts too, as code may name it. Numbers, texts and arrays do not count,
-        nor what is in long containers.
+        A module that was imported since then counts too, as code may name it, and so does what a cache keeps since.
+        Numbers, texts and arrays do not count, nor what is in long containers and long caches.
         """
         places = gc.get_referents(*self._watched)
         places += [scope.get(name) for (_, name), scope in self._variables.items()]
-        modules = len(sys.modules)
-        ids = [modules, *map(id, places)]
+        sizes = [len(sys.modules), *(min(cache.cache_info().currsize, LONGEST) for cache in self._caches)]
+        ids = [*sizes, *map(id, places)]
         if ids == self._ids:
             return False
-        parts = [modules, *(id(part) for part in places if type(part) not in PLAIN)]
+        parts = [*sizes, *(id(part) for part in places if type(part) not in PLAIN)]
         has_changed = parts != self._parts
         self._ids = ids
         self._parts = parts
@@ -155,6 +156,7 @@ class Held:
             if kind is FunctionType:
                 self._functions.append(value)
             elif kind is CACHE:
+                self._caches.append(value)
                 self._last.append((parts, counts))
                 continue
             elif is_long(value):

@@ -56,11 +56,14 @@ class SeededLoader(WorkerLoader[T_co]):
         consumer = Consumer(position, first=position.batch)
         consumer.plan = self._plan_of(consumer)
         iterator = self._start(consumer)
+        own = self.sampler if isinstance(self.sampler, OrderSampler) else None
         # From here on no call, after which a signal handler could raise: the epoch would be spent.
         attributes = vars(self)  # DataLoader.__setattr__ is Python code, in which a signal handler can run
         attributes["_consumer"] = consumer
         attributes["_upcoming"] = None
         attributes["_current"] = None
+        if own is not None:
+            own.named = None
         return iterator
 
     def _restart_if_changed(self) -> None:
@@ -113,6 +116,7 @@ class SeededLoader(WorkerLoader[T_co]):
         epoch = checked_epoch(epoch)
         if self._upcoming is None or self._upcoming.epoch != epoch:
             self._upcoming = Position(epoch)
+        self._forget_named()
         pass_on_epoch(epoch, self.batch_sampler, self.sampler)
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,6 +152,9 @@ class SeededLoader(WorkerLoader[T_co]):
         It is the newest one again if none of its batches was delivered, and no iterator can still deliver one: an
         independent one (persistent_workers=False) can.
         """
+        named = self.sampler.named if isinstance(self.sampler, OrderSampler) else None
+        if named is not None and (self._upcoming is None or self._upcoming.epoch != named):
+            return Position(named)
         if self._upcoming is not None:
             return self._upcoming
         consumer = self._consumer
@@ -159,6 +166,10 @@ class SeededLoader(WorkerLoader[T_co]):
         if none_taken and not will_go_on:
             return consumer.position
         return Position(consumer.position.epoch + 1)
+
+    def _forget_named(self) -> None:
+        if isinstance(self.sampler, OrderSampler):
+            self.sampler.named = None
 
     @property
     def at_epoch_end(self) -> bool:
@@ -172,6 +183,7 @@ class SeededLoader(WorkerLoader[T_co]):
         self._end_newest()
         self._newest = lambda: None  # next(loader) must not continue it
         vars(self).update(_consumer=Consumer(position), _upcoming=position, _current=None)
+        self._forget_named()
         pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
 
     def _position_in(self, state: dict[str, Any]) -> Position:

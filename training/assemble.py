@@ -79,7 +79,7 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
     eval_split = "test" if data.val is None else "val"
     eval_loader = cleanup.enter_context(make_eval_loader(getattr(data, eval_split)))
 
-    remedy = "set train.steps_per_epoch for a stream, or give the sampler a __len__"
+    remedy = "set train.steps_per_epoch for a stream, or give the sampler a __len__, and let it end after so many"
     with explained("the length of an epoch is not known", remedy, TypeError):
         steps = config.train.epochs * len(train_loader)
     if not steps:

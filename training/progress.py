@@ -4,7 +4,7 @@ import logging
 import math
 from typing import Any
 
-from training.config import TrainConfig
+from training.config import ConfigError, TrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,14 @@ class Progress:
         self.position: Any = None
 
     def end_step(self, position: Any) -> None:
+        """Counts a step. Raises ConfigError in an epoch that goes on: its sampler may have no end."""
         self.step += 1
         self.position = position
+        if position.batch > 2 * self.steps_per_epoch:
+            raise ConfigError(
+                f"epoch {self.epoch + 1} goes on after twice as many steps as the loader's length says, "
+                f"{self.steps_per_epoch}: let the sampler end after as many samples as its __len__ says"
+            )
 
     def end_epoch(self) -> None:
         """Counts an epoch. Warns if the first was not as long as its loader said: schedules rely on that."""

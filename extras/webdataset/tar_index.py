@@ -221,7 +221,10 @@ def pair(shard: str, members: Iterable[Member]) -> list[Member]:
             labels[key] = member
     for key in sorted(images.keys() ^ labels.keys()):
         missing = "label (.cls or .json)" if key in images else "image (.jpg or another)"
-        raise DataError(f"{shard}: the key {key} has no {missing}; add it, or remove the key")
+        raise DataError(
+            f"{shard}: the key {key} has no {missing}; add it, or remove the key. If the tar is read as a stream, the "
+            "files of a key have to lie beside one another: tar --sort=name"
+        )
     return [(*image[:3], read_label(shard, labels[key])) for key, image in images.items()]
 
 

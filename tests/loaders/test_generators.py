@@ -386,6 +386,11 @@ def late(value):
     return value + LATE.random()
 
 
+@cache
+def late_cached(name):
+    return np.random.default_rng(len(name))
+
+
 def late_import(value):
     from imported_by_a_sample import draw
 
@@ -396,6 +401,7 @@ LATE_TRANSFORMS = {
     "attribute": Late,
     "global variable": lambda: lambda value: late(value),
     "module": lambda: lambda value: late_import(value),
+    "cache": lambda: lambda value: value + late_cached("noise").random(),
 }
 
 
@@ -409,6 +415,7 @@ def test_a_generator_that_is_made_by_a_sample_is_seeded_for_its_batch_too(make, 
     for workers in (0, 3):
         monkeypatch.setattr(sys.modules[__name__], "LATE", None)
         sys.modules.pop("imported_by_a_sample", None)
+        late_cached.cache_clear()
         if place == "dataset":
             drawn.append(draws(Numbers(make()), workers))
         else:

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from itertools import cycle
 from types import SimpleNamespace
 
 import numpy as np
@@ -47,6 +48,32 @@ def test_set_epoch_reaches_the_given_sampler_and_a_resume_gives_it_its_epoch_bac
     with over(kind, distributed(), as_batches) as resumed:
         resumed.load_state_dict(state)
         assert rows(resumed) == distributed_order(3)[4:]
+
+
+@every()
+def test_an_epoch_may_be_named_to_the_loaders_own_sampler_as_to_any(kind):
+    with over(kind, None, shuffle=True) as loader:
+        epochs = [rows(loader) for _ in range(4)]
+        sampler = getattr(loader, "loader", loader).sampler
+        for epoch in (3, 1, 1, 2):
+            sampler.set_epoch(epoch)
+            assert rows(loader) == epochs[epoch]
+        assert rows(loader) == epochs[3], "it counts on"
+        sampler.set_epoch(3)
+        loader.set_epoch(2)
+        iterator = iter(loader)
+        first = next(iterator)
+        state = saved(loader)
+        assert [*rows([first]), *rows(iterator)] == epochs[2]
+        loader.load_state_dict(state)
+        sampler.set_epoch(2)  # of the state: it goes on within it
+        rest = rows(loader)
+        assert rest == epochs[2][-len(rest) :] and 0 < len(rest) < len(epochs[2])
+        loader.load_state_dict(state)
+        sampler.set_epoch(0)
+        assert rows(loader) == epochs[0]
+        with pytest.raises(ValueError, match="integer from 0"):
+            sampler.set_epoch(-1)
 
 
 class Nested(Numbers):
@@ -163,6 +190,18 @@ class Counting(Numbers):
         return iter(order)
 
 
+class Endless(Counting):
+    def __init__(self, keeps):
+        super().__init__(keeps)
+        self.endless = cycle(range(3))
+
+
+class Parts(Counting):
+    def __init__(self, keeps):
+        super().__init__(keeps)
+        self.parts = [cycle(range(3)), 5]
+
+
 class Told(Counting):
     def set_epoch(self, epoch):
         self.epoch = epoch
@@ -176,6 +215,9 @@ KEEPS = {
     "number": (Counting, count_epochs, "Counting.epoch"),
     "in place": (Counting, lambda sampler: random.shuffle(sampler.rows), "Counting.rows"),
     "made anew": (Counting, lambda sampler: setattr(sampler, "last", [*sampler.rows]), None),
+    "iterator": (Endless, lambda sampler: next(sampler.endless), "Endless.endless"),
+    "iterator in a list": (Parts, lambda sampler: next(sampler.parts[0]), "Parts.parts"),
+    "iterator made anew": (Counting, lambda sampler: setattr(sampler, "last", iter(sampler.rows)), None),
     "told": (Told, count_epochs, None),
 }
 
