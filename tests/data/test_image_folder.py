@@ -65,12 +65,12 @@ def test_all_that_torchvision_finds_is_read_in_its_order_and_what_is_left_out_is
     assert len(theirs) == 23
     assert len(list(dataset)) == len(theirs) and not caplog.text
     smooth_image(8, 8).save(folder / "x" / "0.jfif", "jpeg")  # torchvision reads no .jfif, but hidden files
-    for name in ("cat/._0", "cat/.x/1.png", "cat/x/notes.txt", ".x/0.jpg", "0.jpg"):
+    for name in ("cat/._0", "cat/.x/1.png", "cat/x/notes.txt", ".x/0.jpg", "0.jpg", "@eaDir/b/0.jpg"):
         path = tmp_path / "train" / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         path.touch()
     assert len(ImageFolder(train=True, root=tmp_path)) == len(theirs) + 1
-    assert f"{tmp_path}/train: files that are not read: 5, such as 0.jpg" in caplog.text and len(caplog.records) == 1
+    assert f"{tmp_path}/train: files that are not read: 6, such as 0.jpg" in caplog.text and len(caplog.records) == 1
     assert find_images(f"{folder}/") == find_images(folder)
 
 

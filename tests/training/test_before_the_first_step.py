@@ -523,6 +523,21 @@ def test_a_metric_that_needs_more_samples_is_named_by_the_first_evaluation(tmp_p
     assert not (tmp_path / "accuracies" / "metrics.jsonl").exists()
 
 
+def test_an_epoch_that_goes_on_past_its_length_ends_the_run(tmp_path, error):
+    with error("epoch 1 goes on after twice as many steps as the loader's length says, 2: .*__len__"):
+        train(tmp_path, IMAGES, lying(640, 64), "train.epochs=2 train.batch_size=32")
+    assert len(steps(tmp_path)) <= 5
+
+
+def test_a_collate_function_that_returns_none_is_named(tmp_path, error):
+    with error("a batch is None: data.collate"):
+        train(tmp_path, IMAGES, f"data.collate={{_target_: {__name__}.forgetful}}")
+
+
+def forgetful(samples):
+    """A collate function that leaves out all samples."""
+
+
 def test_a_later_epoch_without_a_batch_ends_the_run(tmp_path, error):
     with error("gave no batch in an epoch"):
         train(tmp_path, IMAGES, lying(64, 64, "OnlyOnce"), "train.epochs=2")

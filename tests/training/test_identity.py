@@ -50,9 +50,9 @@ def test_a_test_set_in_another_order_is_compared_by_name_and_one_with_other_clas
 
 
 def test_classes_of_a_training_set_that_differ_only_in_case_are_warned_of_once(tmp_path, caplog):
-    run(tmp_path, "Berry,apple,berry,cherry", "train.epochs=1")
+    run(tmp_path, "Berry,apple,berry,'caf\u00e9','cafe\u0301'", "train.epochs=1")
     (said,) = [text for text in caplog.messages if "differ only in" in text]
-    assert "Berry, berry:" in said
+    assert "Berry, berry, caf\u00e9, 'cafe\\u0301':" in said
 
 
 def test_a_resume_keeps_the_numbers_of_the_checkpoint_or_names_the_renamed_class(trained, tmp_path):

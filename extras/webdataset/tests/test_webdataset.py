@@ -131,6 +131,13 @@ def test_a_damaged_shard_and_a_key_without_an_image_or_a_label_are_named_in_a_st
             list(kind(True, str(shard), classes=["cat"]))
 
 
+def test_a_stream_is_told_that_the_files_of_a_key_lie_apart(tmp_path, jpeg):
+    shard = str(write_tar(tmp_path / "a.tar", {"0.jpg": jpeg, "1.jpg": jpeg, "0.cls": b"cat", "1.cls": b"cat"}))
+    assert len(list(WebDataset(True, shard, classes=["cat"]))) == 2
+    with refused(r"the key 0 has no label .*beside one another: tar --sort=name"):
+        list(WebDatasetStream(True, shard, classes=["cat"]))
+
+
 def test_a_tar_without_a_file_is_named(tmp_path):
     with refused(re.escape(f"{tmp_path}/a.tar has no images")):
         WebDataset(True, str(write_tar(tmp_path / "a.tar", {})))
