@@ -192,6 +192,23 @@ def test_a_parameter_of_the_name_of_a_key_of_ours_is_warned_of(caplog):
     assert "measured_task has a parameter scores, which does not get task.scores" in caplog.text
 
 
+def passes_on(**options):
+    return nn.Linear(1, **options)
+
+
+def test_a_key_that_a_constructor_passes_on_to_one_that_does_not_take_it_is_named():
+    section = {"_target_": f"{__name__}.passes_on", "out_features": 1}
+    assert build("task", section).out_features == 1
+    with refused(r"task: .*passes_on does not take label_smoothing .*remove it, '~task.label_smoothing'"):
+        build("task", section | {"label_smoothing": 0.1})
+    with pytest.raises(TypeError):  # it is not the section's key
+        build("task", {"_target_": f"{__name__}.passes_wrongly"})
+
+
+def passes_wrongly():
+    return passes_on(smoothing=0.1)
+
+
 def test_a_schedule_of_an_optimizer_without_a_rate_is_told_of_it():
     optimizer = SGD(nn.Linear(1, 1).parameters(), 0.1)
     optimizer.param_groups[0]["lr"] = None  # as Adafactor of transformers has it, which finds a rate itself
