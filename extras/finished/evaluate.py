@@ -50,9 +50,8 @@ def main(typed: list[str] | None = None) -> dict[str, Any]:
     result = {"checkpoint": str(run.path), "step": run.step, "split": arguments.split, "settings": arguments.others}
     result |= {"samples": samples, **scores}
 
-    is_other = any(text.startswith("data") for text in arguments.others)
-    default = run.folder / "evaluation" / (arguments.split + "-other" * is_other)
-    out: Path = arguments.out or default
+    name = f"{arguments.split}-other" if run.replaces_data else arguments.split
+    out: Path = arguments.out or run.folder / "evaluation" / name
     out.mkdir(parents=True, exist_ok=True)
     said = []  # when all is written: the terminal may be closed
     if evaluation is not None:

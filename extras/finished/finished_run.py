@@ -64,10 +64,10 @@ class FinishedRun:
         loaded = {"pretrained": False} if self.config.model.get("pretrained") is True else {}
         self._config = replace(self.config, model=self.config.model | loaded)
         self._processes = Processes(self.config.device, self.config.train)
-        replaces_data = any(text.lstrip("+~").startswith("data") for text in overrides)
+        self.replaces_data = any(text.lstrip("+~").startswith("data") for text in overrides)
         reason = ""
         if for_new_images:
-            reason = "a setting of data is given" if replaces_data else self._build_for_new_images(state)
+            reason = "a setting of data is given" if self.replaces_data else self._build_for_new_images(state)
         if reason:
             log.warning("%s: %s, so the run's dataset is built", self.path, reason)
         if reason or not for_new_images:
