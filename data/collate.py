@@ -1,5 +1,6 @@
 """pad: a collate function for samples of different lengths: data.collate={_target_: data.collate.pad}."""
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ def pad(samples: list[dict[str, Any]], value: float = 0.0) -> dict[str, Any]:
     """Makes a batch of samples that have the same fields.
 
     Tensors, arrays and lists of numbers (length, ...) are padded at their end with `value` to the longest one:
-    (B, longest, ...). A new field NAME_length, int64 (B,), has their lengths. Dicts in samples become dicts of
-    batches. torch's default_collate stacks the other fields, such as numbers.
+    (B, longest, ...), in a dtype that holds all of them. A new field NAME_length, int64 (B,), has their lengths. Dicts
+    in samples become dicts of batches. torch's default_collate stacks the other fields, such as numbers.
     """
     if not isinstance(samples[0], dict):
         raise DataError("data.collate.pad needs the names of fields: return dicts from the dataset, not tuples")
@@ -31,6 +32,9 @@ def pad(samples: list[dict[str, Any]], value: float = 0.0) -> dict[str, Any]:
         if isinstance(values[0], dict):
             batch[name] = pad(values, value)
         elif isinstance(values[0], torch.Tensor) and values[0].ndim:
+            kinds = [tensor.dtype for tensor in values if tensor.numel()] or [values[0].dtype]
+            dtype = reduce(torch.promote_types, kinds)  # as default_collate has for 1 and 0.5
+            values = [tensor.to(dtype) for tensor in values]
             batch[name] = pad_sequence(values, batch_first=True, padding_value=value)
             batch[f"{name}_length"] = torch.tensor([len(tensor) for tensor in values])
         else:

@@ -68,7 +68,8 @@ class ImageTable(ImageFiles):
         is_train = parts == "train"
         training = rows.columns(labels)[is_train]
         tables = f"{rows.path}, {test_table}" if test_table else str(rows.path)
-        if group is not None and (groups := rows.shared(is_train, lambda rows: rows.cells[group], group, test_table)):
+        groups = [] if group is None else rows.shared(is_train, lambda rows: rows.groups(group), group, test_table)
+        if groups:
             raise DataError(
                 f"{tables}: only some rows with {group}={groups[0]} are training rows; put all into one part"
             )
@@ -209,6 +210,9 @@ class Rows:
                 others |= {*values_of(Rows(test_table, [column]))}
         return sorted({*values[is_train]} & others)
 
+    def groups(self, column: str) -> np.ndarray:
+        return np.array(without_zeros(self.cells[column].astype(str)))
+
     def values(self, names: Sequence[Any]) -> np.ndarray:
         """The numbers in these columns, float32 (N, K)."""
         texts = self.columns(names)
@@ -238,7 +242,7 @@ def class_names(texts: np.ndarray) -> list[str] | None:
     """The classes, sorted. None if all texts are numbers, and some are not whole."""
     names = sorted(set(texts))
     if all(map(is_whole, names)):
-        return sorted(set(without_zeros(names)), key=int)
+        return sorted(set(without_zeros(names)), key=lambda name: (int(name), name))
     return None if all(map(is_number, names)) else names
 
 

@@ -36,6 +36,7 @@ from contextlib import suppress
 from functools import cache
 from itertools import chain, count, cycle, islice
 from mmap import mmap
+from operator import is_
 from pathlib import PosixPath, WindowsPath
 from types import (
     CodeType,
@@ -48,6 +49,7 @@ from types import (
     WrapperDescriptorType,
 )
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -179,7 +181,7 @@ def contents_of(value: Any) -> list[Any]:
     """Returns what an object and its parts hold, to be compared with an earlier result.
 
     It has numbers and texts by their values, arrays and CPU tensors by their items (FEW_SPOTS of those with more than
-    SPOTS), and other objects by their ids; of a long container its length and a hash of its items' ids.
+    SPOTS), and other objects, and the items of a long container, by identity.
     """
     held = Held((value,))
     contents: list[Any] = []
@@ -187,8 +189,25 @@ def contents_of(value: Any) -> list[Any]:
         contents += map(content_of, referents_of(holder))
     for container in held.long:
         items = items_of(container)
-        contents += [len(items), hash(tuple(map(id, items)))]
+        contents.append(Same(items))
     return contents
+
+
+class Same:
+    """Is equal for the same objects alone. Their ids would not do, as that of an object that is gone is given again.
+
+    It keeps no object that can have a weak reference: the same object has the same one, and another one another.
+    """
+
+    def __init__(self, parts: list[Any]) -> None:
+        self._parts = [ref(part) if type(part).__weakrefoffset__ else part for part in parts]
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Same or len(self._parts) != len(other._parts):
+            return False
+        return all(map(is_, self._parts, other._parts))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def content_of(part: Any) -> Any:
@@ -206,7 +225,7 @@ def content_of(part: Any) -> Any:
             array = np.asarray(part) if issubclass(kind, np.ndarray) else np.frombuffer(part, np.uint8)
             if can_change(array):
                 return array.dtype, array.shape, array.flat[spots_of(array.size)].tobytes()
-    return id(part)
+    return id(part) if isinstance(part, CONTAINERS) else Same([part])  # of a container, its parts are compared too
 
 
 def spots_of(size: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
+from torch.utils.data import IterableDataset
 
 from .arguments import as_index, checked_epoch
 from .held import contents_of
@@ -17,7 +18,7 @@ from .iterators import IN_USE, Consumer, EpochIterator, Position
 from .order import Order
 from .plans import OrderPlan, Plan, SamplerPlan, length_or_maxsize
 from .randomness import fold
-from .samplers import OrderSampler, Watched, check_resumable, pass_on_epoch
+from .samplers import OrderSampler, Watched, check_resumable, epochs_of, pass_on_epoch
 from .worker_loader import WorkerLoader
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ class SeededLoader(WorkerLoader[T_co]):
     _upcoming: Position | None = None
     # The iterator behind next(loader), which sets it; iter() and load_state_dict clear it.
     _current: EpochIterator | None = None
+    # The epochs that the samplers have got from the loader: another one was named by the program.
+    _told: list[int] | None = None
     # iter() sets these.
     _length = 0  # the dataset's length when the workers got it
     _contents: Any = None  # what it and collate_fn held then; without persistent workers its sample_spec()
@@ -56,14 +59,13 @@ class SeededLoader(WorkerLoader[T_co]):
         consumer = Consumer(position, first=position.batch)
         consumer.plan = self._plan_of(consumer)
         iterator = self._start(consumer)
-        own = self.sampler if isinstance(self.sampler, OrderSampler) else None
+        told = epochs_of(self.batch_sampler, self.sampler)
         # From here on no call, after which a signal handler could raise: the epoch would be spent.
         attributes = vars(self)  # DataLoader.__setattr__ is Python code, in which a signal handler can run
         attributes["_consumer"] = consumer
         attributes["_upcoming"] = None
         attributes["_current"] = None
-        if own is not None:
-            own.named = None
+        attributes["_told"] = told
         return iterator
 
     def _restart_if_changed(self) -> None:
@@ -71,14 +73,15 @@ class SeededLoader(WorkerLoader[T_co]):
         length = length_or_maxsize(self.dataset)
         collate_fn = self.collate_fn  # not a method: its object may train, or lead to the whole program
         called = self.dataset, None if hasattr(collate_fn, "__self__") else collate_fn
-        contents = contents_of(called) if self._persists and self.num_workers > 0 else self._spec()
+        has_copy = self.num_workers > 0 or isinstance(self.dataset, IterableDataset)  # each stream reads a copy
+        contents = contents_of(called) if self._persists and has_copy else self._spec()
         name = type(self.dataset).__name__
         if self._engine is not None and (self._length != length or self._contents != contents):
             if self._length != length:
                 sentence = "%s had %d samples and has %d now: this epoch uses the new length, and the workers restart"
                 log.warning(sentence, name, self._length, length)
             else:
-                log.info("attributes of %s, or of collate_fn, have changed: the workers restart, to get them", name)
+                log.info("attributes of %s, or of collate_fn, have changed: workers and streams begin anew", name)
             stats = self._engine.stats
             self._engine.close()
             self._engine = self._build_engine()
@@ -116,8 +119,7 @@ class SeededLoader(WorkerLoader[T_co]):
         epoch = checked_epoch(epoch)
         if self._upcoming is None or self._upcoming.epoch != epoch:
             self._upcoming = Position(epoch)
-        self._forget_named()
-        pass_on_epoch(epoch, self.batch_sampler, self.sampler)
+        self._tell(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the newest epoch, counted in samples delivered to all ranks: plain JSON.
@@ -149,12 +151,16 @@ class SeededLoader(WorkerLoader[T_co]):
     def next_position(self) -> Position:
         """Returns where the next `iter()` begins: at what was named or loaded, else in the next epoch.
 
+        The program may have named another one to a sampler, by its set_epoch. Lightning does so, and names the same one
+        again when it has begun.
+
         It is the newest one again if none of its batches was delivered, and no iterator can still deliver one: an
         independent one (persistent_workers=False) can.
         """
-        named = self.sampler.named if isinstance(self.sampler, OrderSampler) else None
-        if named is not None and (self._upcoming is None or self._upcoming.epoch != named):
-            return Position(named)
+        epochs = epochs_of(self.batch_sampler, self.sampler)
+        for named, told in zip(epochs, self._told or [0] * len(epochs), strict=False):
+            if named != told and (self._upcoming is None or self._upcoming.epoch != named):
+                return Position(named)
         if self._upcoming is not None:
             return self._upcoming
         consumer = self._consumer
@@ -167,9 +173,9 @@ class SeededLoader(WorkerLoader[T_co]):
             return consumer.position
         return Position(consumer.position.epoch + 1)
 
-    def _forget_named(self) -> None:
-        if isinstance(self.sampler, OrderSampler):
-            self.sampler.named = None
+    def _tell(self, epoch: int) -> None:
+        pass_on_epoch(epoch, self.batch_sampler, self.sampler)
+        self._told = epochs_of(self.batch_sampler, self.sampler)
 
     @property
     def at_epoch_end(self) -> bool:
@@ -183,8 +189,7 @@ class SeededLoader(WorkerLoader[T_co]):
         self._end_newest()
         self._newest = lambda: None  # next(loader) must not continue it
         vars(self).update(_consumer=Consumer(position), _upcoming=position, _current=None)
-        self._forget_named()
-        pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
+        self._tell(position.epoch)
 
     def _position_in(self, state: dict[str, Any]) -> Position:
         batch = state["samples"] // self._order().global_batch_size
@@ -248,6 +253,7 @@ class SeededLoader(WorkerLoader[T_co]):
             **super().__getstate__(),
             "_consumer": self._consumer and Consumer(self._consumer.position),
             "_current": None,
+            "_contents": None,
         }
 
 

@@ -141,14 +141,19 @@ def load_state(run: Run, state: State, changed: dict[str, str]) -> None:
         loader.load_state_dict({**state["loader"], **{key: new.get(key) for key in OF_LOADER if key in changed}})
         progress.resume(state["step"], loader.position)
         load_module(trainer.model, state["model"], trainer.device)
+        of_loss = {name: value.clone() for name, value in trainer.task.named_buffers()}
         for name, module in trainer.extra_modules.items():
             load_module(module, state["others"][name], trainer.device)
+        for name, value in trainer.task.named_buffers():  # such as the weight of task.loss
+            if f"task.loss.{name.removeprefix('own_loss.')}" in changed:
+                value.copy_(of_loss[name])
         trainer.schedules.step()  # they are not loaded, but stepped to where the run is
         trainer.schedules.has_own_rates = state["own_rates"]
         for optimizer, saved in zip(trainer.optimizers, state["optimizers"], strict=True):
             resume_optimizer(optimizer, saved, changed, state["own_rates"])
         trainer.schedules.note_scheduled()
-        trainer.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # it is empty without fp16
+            trainer.scaler.load_state_dict(state["scaler"])
     except (KeyError, RuntimeError, ValueError) as error:
         settings = sentences(changed) or "the settings are the same, but not the code or the data"
         reason = reason_of(error)[:300]

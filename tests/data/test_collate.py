@@ -19,5 +19,8 @@ def test_lists_of_numbers_are_padded_and_dicts_in_samples_too_and_other_lists_ar
     batch = pad([first, second])
     assert batch["input_ids"].tolist() == [[7, 8, 0], [9, 9, 9]] and batch["input_ids_length"].tolist() == [2, 3]
     assert batch["more"]["mask"].sum(1).tolist() == [2, 3] and batch["more"]["name"] == ["a", "b"]
+    for numbers in ([[1, 2], [0.5]], [[0.5], [1, 2]], [[], [0.5]]):
+        assert pad([{"x": each} for each in numbers])["x"].dtype == torch.float32
+    assert pad([{"x": []}, {"x": [16777217]}])["x"].tolist() == [[0], [16777217]]
     with refused("the field 'words' is a list .*return a tensor"):
         pad([{"words": ["a", "b"]}, {"words": ["c"]}])

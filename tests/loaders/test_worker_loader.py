@@ -75,6 +75,15 @@ def set_level(part):
 level = attrgetter("level")
 first = itemgetter(0)
 fill = methodcaller("fill_", 2)
+
+
+def draw_again(pairs):
+    """New objects get the addresses of those that are gone."""
+    pairs.clear()
+    for number in range(1000):
+        pairs.append((number, 2))
+
+
 LEVELS = {  # a part of a dataset, its level, and what changes that to 2, or returns what takes its place
     "number": (lambda: Part(1), level, set_level),
     "private": (lambda: Part(1), lambda part: getattr(part, "_level", 1), lambda part: setattr(part, "_level", 2)),
@@ -99,6 +108,7 @@ LEVELS = {  # a part of a dataset, its level, and what changes that to 2, or ret
     "function": (lambda: lambda: 1, lambda part: part(), lambda part: lambda: 2),
     "deque": (lambda: deque([{"a": 1}]), lambda part: part[0]["a"], lambda part: part[0].update(a=2)),
     "long list": (lambda: [1] * 1000, itemgetter(-1), methodcaller("__setitem__", -1, 2)),
+    "long list in place": (lambda: [(number, 1) for number in range(1000)], lambda part: part[-1][1], draw_again),
     "class": (lambda: 1, float, lambda part: setattr(Levelled, "kind", 2)),
 }
 

@@ -45,10 +45,11 @@ def test_named_layers_are_frozen(layers, names, trained):
 @pytest.mark.parametrize(
     ("names", "trained", "said"),
     [
-        ("backbone", ["embed.weight", "head.bias"], "embed.weight is a weight of the last layer, head, too"),
-        (["embed"], ["body.weight", "body.bias", "head.bias"], "head.weight is a weight of a frozen layer, too"),
-        (["head"], ["body.weight", "body.bias"], "embed.weight is a weight of a frozen layer, too: it is frozen"),
+        ("backbone", ["embed.weight", "head.bias"], "embed.weight: of the last layer, head, too, so it is trained"),
+        (["embed"], ["body.weight", "body.bias", "head.bias"], "head.weight: of a frozen layer, too, so it is frozen"),
+        (["head"], ["body.weight", "body.bias"], "embed.weight: of a frozen layer, too, so it is frozen"),
         (["embed", "head"], ["body.weight", "body.bias"], ""),
+        (["alias"], ["embed.weight", "head.bias"], "body.bias, body.weight: of a frozen layer, too, so it is frozen"),
     ],
 )
 def test_of_layers_that_share_a_weight_the_last_is_trained_and_others_are_frozen(names, trained, said, caplog):
@@ -58,6 +59,14 @@ def test_of_layers_that_share_a_weight_the_last_is_trained_and_others_are_frozen
     freeze(model, names)
     assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == trained
     assert said in caplog.text and bool(said) == bool(caplog.text)
+
+
+def test_a_last_layer_with_a_parametrized_weight_is_trained_with_its_bias():
+    head = nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))
+    model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": head})
+    freeze(model, "backbone")
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, _ in model.named_parameters() if name.startswith("head.")} and len(trained) == 3
 
 
 class Whole(nn.Module):
