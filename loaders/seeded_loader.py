@@ -151,8 +151,8 @@ class SeededLoader(WorkerLoader[T_co]):
     def next_position(self) -> Position:
         """Returns where the next `iter()` begins: at what was named or loaded, else in the next epoch.
 
-        The program may have named another one to a sampler, by its set_epoch. Lightning does so, and names the same one
-        again when it has begun.
+        The program may have named another one to a sampler, by its set_epoch. Lightning does so, and names it again
+        when it has begun.
 
         It is the newest one again if none of its batches was delivered, and no iterator can still deliver one: an
         independent one (persistent_workers=False) can.

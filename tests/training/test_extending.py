@@ -113,6 +113,46 @@ class RangeTest:
             part.load_state_dict(state)
 
 
+class Saliency:
+    """A callback that leaves gradients at the weights."""
+
+    def on_epoch_end(self, run):
+        sum(weight.square().sum() for weight in run.trainer.model.parameters()).backward()
+
+
+class Attacked(Trainer):
+    """Its evaluation computes gradients, as that of an attack on the images does."""
+
+    def evaluation_step(self, batch):
+        with torch.enable_grad():
+            sum(weight.square().sum() for weight in self.model.parameters()).backward()
+        return super().evaluation_step(batch)
+
+
+@pytest.mark.parametrize(
+    "leaves", [f"+callbacks.s._target_={__name__}.Saliency", f"trainer._target_={__name__}.Attacked"]
+)
+def test_gradients_of_an_evaluation_or_a_callback_do_not_go_into_the_next_step(tmp_path, leaves):
+    train(tmp_path / "plain", "train.epochs=2")
+    train(tmp_path / "left", "train.epochs=2", leaves)
+    assert differing_weights(tmp_path / "plain", tmp_path / "left") == []
+
+
+class Grid(nn.Linear):
+    """Has a buffer whose elements share memory."""
+
+    def __init__(self, num_classes, **_):
+        super().__init__(3 * 8 * 8, num_classes)
+        self.register_buffer("grid", torch.arange(3.0).expand(4, 3), persistent=False)
+
+    def forward(self, image):
+        return super().forward(image.flatten(1)) + self.grid.sum()
+
+
+def test_a_buffer_whose_elements_share_memory_is_trained_with(tmp_path):
+    train(tmp_path, f"model._target_={__name__}.Grid", "train.epochs=1")
+
+
 def test_steps_that_a_callback_tries_before_training_leave_no_trace_also_in_a_resume(tmp_path):
     for name, *settings in (["plain"], ["tried", f"+callbacks.range_test._target_={__name__}.RangeTest"]):
         with pytest.raises(Stopped):

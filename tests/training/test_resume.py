@@ -510,6 +510,17 @@ def test_a_run_goes_on_with_another_batch_size_at_the_end_of_an_epoch(tmp_path, 
         train(tmp_path / "within", "train.batch_size=64")
 
 
+def test_a_weight_of_the_loss_and_a_precision_that_were_changed_are_taken(tmp_path):
+    loss = "task.loss={{_target_: torch.nn.CrossEntropyLoss, weight: {}}}"
+    settings = "optim.lr=0 schedule=constant"
+    train(tmp_path / "a", settings, loss.format([1] * 10), "train.max_steps=4")
+    fp16 = train(tmp_path / "a", settings, loss.format([1] * 10), "train.max_steps=5 train.precision=fp16")
+    assert fp16["test_loss"] == fp16["test_loss"], "it is no NaN"
+    later = train(tmp_path / "a", settings, loss.format([9, *[1] * 9]), "train.max_steps=6")
+    new = train(tmp_path / "b", settings, loss.format([9, *[1] * 9]), "train.max_steps=6")
+    assert later["test_loss"] == pytest.approx(new["test_loss"], rel=1e-5)
+
+
 def test_a_resume_compares_the_rates_of_groups_as_often_after_many_steps_as_after_few(tmp_path, monkeypatch):
     compared = []
 
