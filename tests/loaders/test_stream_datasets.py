@@ -7,8 +7,10 @@ from functools import partial
 
 import pytest
 from every_loader import saved
+from example_datasets import rows
 from example_streams import Numbers, Stateful, loader_of, seen
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from loaders import Preloader, StreamError, WorkerLoader
 from loaders.errors import warn_once
@@ -63,6 +65,39 @@ def test_a_stream_that_counts_its_epochs_is_told_that_each_reads_a_new_copy(kind
             seen(loader)
     said = [text for text in caplog.messages if "set_epoch" in text]
     assert len(said) == warns and all(f"{kind.__name__}.epoch," in text for text in said)
+
+
+class Whole(Numbers):
+    """Gives all its samples to each stream."""
+
+    def __iter__(self):
+        yield from map(self.sample, range(self.samples))
+
+
+@pytest.mark.parametrize(("kind", "streams", "warns"), [(Whole, 4, 1), (Whole, 1, 0), (Numbers, 4, 0)])
+def test_a_stream_that_does_not_ask_which_one_it_is_is_warned_of(kind, streams, warns, caplog):
+    warn_once.cache_clear()
+    with loader_of(kind(), 0, streams=streams) as loader:
+        count = sum(len(batch) for batch in loader)
+    assert len([text for text in caplog.messages if "get_worker_info" in text]) == warns
+    assert count == (4 * 60 if warns else count)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_datapipe_shares_out_what_it_has_shuffled_as_with_torchs_workers(num_workers, caplog):
+    pipe = IterableWrapper(range(30)).shuffle().sharding_filter()
+    with loader_of(pipe, num_workers) as loader:
+        epochs = [rows(loader) for _ in range(2)]
+        loader.set_epoch(0)
+        iterator = iter(loader)
+        begun = rows([next(iterator), next(iterator)])
+        state = saved(loader)
+    assert [sorted(epoch) for epoch in epochs] == [list(range(30))] * 2
+    assert epochs[0] != epochs[1]
+    with loader_of(pipe, num_workers) as loader:
+        loader.load_state_dict(state)
+        assert begun + rows(loader) == epochs[0]
+    assert not caplog.messages
 
 
 class OtherState(Numbers):
