@@ -47,6 +47,7 @@ class SeededLoader(WorkerLoader[T_co]):
     _current: EpochIterator | None = None
     # The epochs that the samplers have got from the loader: another one was named by the program.
     _told: list[int] | None = None
+    _keeps_samples = False  # they were read once
     # iter() sets these.
     _length = 0  # the dataset's length when the workers got it
     _contents: Any = None  # what it and collate_fn held then; without persistent workers its sample_spec()
@@ -70,24 +71,30 @@ class SeededLoader(WorkerLoader[T_co]):
 
     def _restart_if_changed(self) -> None:
         """Starts persistent workers again if the dataset or collate_fn has changed since they got it."""
-        length = length_or_maxsize(self.dataset)
-        collate_fn = self.collate_fn  # not a method: its object may train, or lead to the whole program
-        called = self.dataset, None if hasattr(collate_fn, "__self__") else collate_fn
-        has_copy = self.num_workers > 0 or isinstance(self.dataset, IterableDataset)  # each stream reads a copy
-        contents = contents_of(called) if self._persists and has_copy else self._spec()
+        before = self._length, self._contents
+        self._length = length_or_maxsize(self.dataset)
+        self._contents = self._contents_now()
+        engine = self._engine
+        if engine is None or before == (self._length, self._contents):
+            return
         name = type(self.dataset).__name__
-        if self._engine is not None and (self._length != length or self._contents != contents):
-            if self._length != length:
-                sentence = "%s had %d samples and has %d now: this epoch uses the new length, and the workers restart"
-                log.warning(sentence, name, self._length, length)
-            else:
-                log.info("attributes of %s, or of collate_fn, have changed: workers and streams begin anew", name)
-            stats = self._engine.stats
-            self._engine.close()
-            self._engine = self._build_engine()
-            self._engine.stats = stats  # totals, and what was warned of
-        self._length = length
-        self._contents = contents
+        if self._length != before[0]:
+            sentence = "%s had %d samples and has %d now: this epoch uses the new length, and the workers restart"
+            log.warning(sentence, name, before[0], self._length)
+        else:
+            log.info("attributes of %s, or of collate_fn, have changed: workers and streams begin anew", name)
+        self._engine = None  # if the next lines fail, the next iter() builds it
+        engine.close()
+        self._engine = self._build_engine()
+        self._engine.stats = engine.stats  # totals, and what was warned of
+
+    def _contents_now(self) -> Any:
+        """What dataset and collate_fn hold, if samples are read from a copy of them, or are kept; else the spec."""
+        reads_copy = self.num_workers > 0 or isinstance(self.dataset, IterableDataset)  # each stream reads one
+        if not self._persists or not (reads_copy or self._keeps_samples):
+            return self._spec()
+        collate_fn = self.collate_fn  # not a method: its object may train, or lead to the whole program
+        return contents_of((self.dataset, None if hasattr(collate_fn, "__self__") else collate_fn))
 
     def __next__(self) -> Any:
         """Returns the next batch of the running epoch, or of a new one if none is running."""
@@ -135,7 +142,10 @@ class SeededLoader(WorkerLoader[T_co]):
             raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
         check_resumable(self.batch_sampler, self.sampler)
         samples = position.batch * self._order().global_batch_size
-        return {"version": VERSION, "epoch": position.epoch, "samples": samples, **self._identity()}
+        length = (
+            {"sampler_length": self._sampler_length()} if samples else {}
+        )  # before its epoch it may be another one
+        return {"version": VERSION, "epoch": position.epoch, "samples": samples, **length, **self._identity()}
 
     @property
     def position(self) -> Position:
@@ -190,6 +200,19 @@ class SeededLoader(WorkerLoader[T_co]):
         self._newest = lambda: None  # next(loader) must not continue it
         vars(self).update(_consumer=Consumer(position), _upcoming=position, _current=None)
         self._tell(position.epoch)
+        length = state.get("sampler_length")
+        if length is not None and length != self._sampler_length():
+            log.warning(
+                "this state was saved in an epoch in which the sampler had %s items, and it has %s now: the rest of "
+                "the epoch may be other samples than those that were left",
+                length,
+                self._sampler_length(),
+            )
+
+    def _sampler_length(self) -> int | None:
+        """How many items a sampler of the program has in the epoch that it was told; None if that is not known."""
+        length = self._order().length
+        return None if isinstance(self.sampler, OrderSampler) or length == sys.maxsize else length
 
     def _position_in(self, state: dict[str, Any]) -> Position:
         batch = state["samples"] // self._order().global_batch_size

@@ -245,6 +245,27 @@ def test_what_a_dataset_draws_stays_as_first_drawn_and_depends_on_the_seed(make)
     assert len({draw for _, *draws in first for draw in draws}) == 30
 
 
+class Told(Counted):
+    """Has other samples in each epoch that it is told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)["label"] + 100 * self.epoch
+
+
+def test_a_dataset_that_has_changed_is_read_again(make):
+    dataset = Told(4)
+    loader = make(dataset, shuffle=False)
+    for epoch in (0, 0, 2):
+        dataset.set_epoch(epoch)
+        assert contents(loader) == [[100 * epoch - index for index in range(4)]]
+    assert dataset.reads == [2] * 4
+
+
 def test_after_an_error_of_the_dataset_reading_can_be_tried_again(make):
     dataset = Faulty(6, 4)
     loader = make(dataset, shuffle=False)

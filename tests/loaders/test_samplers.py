@@ -13,7 +13,7 @@ from example_datasets import Numbers, contents, rows
 from example_samplers import AS_BATCHES, BATCH_SIZE, LENGTH, Made, draw_globals, every, over, seed_globals
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
-from loaders import Preloader, WorkerLoader
+from loaders import Preloader, RolloverBatches, WorkerLoader
 from loaders.errors import warn_once
 
 
@@ -86,6 +86,27 @@ def test_an_epoch_may_be_named_to_the_loaders_own_sampler_as_to_any(kind):
         assert rows(loader) == epochs[0]
         with pytest.raises(ValueError, match="integer from 0"):
             sampler.set_epoch(-1)
+
+
+@AS_BATCHES
+def test_a_resume_within_an_epoch_says_if_the_sampler_has_another_length_in_that_epoch(as_batches, caplog):
+    with over("inline", RandomSampler(range(LENGTH)), as_batches) as loader:
+        next(iter(loader))
+        states = [loader.state_dict()]
+        list(loader), list(loader)
+        states.append(loader.state_dict())
+    rollover = WorkerLoader(Numbers(10), batch_sampler=RolloverBatches(10, 4), seed=0)
+    rollover.set_epoch(1)
+    next(iter(rollover))
+    saved_rollover = rollover.state_dict()
+    resumed = WorkerLoader(Numbers(10), batch_sampler=RolloverBatches(10, 4), seed=0)
+    resumed.load_state_dict(saved_rollover)
+    assert (saved_rollover["sampler_length"], len(RolloverBatches(10, 4))) == (3, 2)
+    for length, warns in ((LENGTH, 0), (16, 1)):
+        with over("inline", RandomSampler(range(LENGTH), num_samples=length), as_batches) as loader:
+            for state in states:
+                loader.load_state_dict(state)
+        assert len([text for text in caplog.messages if "items" in text]) == warns
 
 
 class Nested(Numbers):
