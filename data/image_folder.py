@@ -141,9 +141,10 @@ class ImageFolder(ImageFiles):
         self.open_cache()
 
     def sample_ids(self) -> np.ndarray:
-        """CLASS/FILE of each image, bytes (N,): the same wherever the folder is."""
-        names = np.array([os.fsencode(f"{name}/") for name in self.classes])
-        return np.char.add(names[self.labels], self.files)
+        """CLASS/FILE of each image, bytes (N,): the same wherever the folder is. See `one_name`."""
+        classes = np.array([os.fsencode(f"{name}/") for name in self.classes])
+        names = np.char.add(classes[self.labels], self.files)
+        return np.array(one_name([self.path(index) for index in range(len(self))], names.tolist()), dtype=names.dtype)
 
     def path(self, index: int) -> str:
         return f"{self.folder}/{self._folders[self.labels[index]]}/{os.fsdecode(self.files[index])}"
@@ -249,6 +250,15 @@ def real_paths(paths: Sequence[str]) -> list[str]:
         os.path.realpath(path) if part in links else os.path.join(real_folders[part[0]], part[1])
         for path, part in zip(paths, parts, strict=True)
     ]
+
+
+def one_name(paths: Sequence[str], names: Sequence[Any]) -> list[Any]:
+    """The name of each path's file: the shortest, if the file has several, by links."""
+    files = real_paths(paths)
+    name_of_file: dict[str, Any] = {}
+    for file, name in sorted(zip(files, names, strict=True), key=lambda pair: (len(pair[1]), pair[1])):
+        name_of_file.setdefault(file, name)
+    return [name_of_file[file] for file in files]
 
 
 def warn_of_left_out(where: object, names: Sequence[str], count: int | None = None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from data.errors import DataError, check_choice, explained, home_path, printable
 from data.guarded import guarded
-from data.image_folder import ImageFiles, real_paths
+from data.image_folder import ImageFiles, one_name, real_paths
 from data.images.crops import class_indices
 from data.subset import ends_of
 from data.table import read_table
@@ -139,17 +139,10 @@ class ImageTable(ImageFiles):
         self.classes = tuple(map(str, classes or ()))
 
     def sample_ids(self) -> np.ndarray:
-        """The end of each image's name in the table, texts (N,): the same wherever the folder is.
-
-        If a file has several names, by links, they all count as the shortest of them.
-        """
+        """The end of each image's name in the table, texts (N,): the same wherever the folder is. See `one_name`."""
         folder = os.fsencode(f"{self.folder}/")
         names = [os.fsdecode(name.removeprefix(folder)) for name in self.files.tolist()]
-        files = real_paths([self.path(row) for row in range(len(names))])
-        name_of_file: dict[str, str] = {}
-        for file, name in sorted(zip(files, names, strict=True), key=lambda pair: (len(pair[1]), pair[1])):
-            name_of_file.setdefault(file, name)
-        return np.array(ends_of([name_of_file[file] for file in files]), object)
+        return np.array(ends_of(one_name([self.path(row) for row in range(len(names))], names)), object)
 
     def path(self, index: int) -> str:
         return os.path.join(self.folder, os.fsdecode(self.files[index]))

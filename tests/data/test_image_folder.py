@@ -251,6 +251,18 @@ def test_folders_of_val_may_differ_from_those_of_train_in_case_and_in_how_accent
         ImageFolder(train=False, root=tmp_path / "two")
 
 
+def test_links_to_one_file_are_one_sample_of_a_split(tmp_path):
+    train = write_images(tmp_path, ("cat", "dog")) / "train"
+    names = ImageFolder(train=True, root=tmp_path).sample_ids().tolist()
+    (train / "cat" / "again0.jpg").symlink_to("0.jpg")
+    (train / "dog" / "cat.jpg").symlink_to(train / "cat" / "again0.jpg")
+    (train / "dog" / "alone.jpg").symlink_to(tmp_path / "val" / "dog" / "0.jpg")
+    dataset = ImageFolder(train=True, root=tmp_path)
+    known = {Path(path).name: name for path, name in zip(paths(dataset), dataset.sample_ids().tolist(), strict=True)}
+    assert known["again0.jpg"] == known["cat.jpg"] == b"cat/0.jpg" and known["alone.jpg"] == b"dog/alone.jpg"
+    assert {*dataset.sample_ids().tolist()} == {*names, b"dog/alone.jpg"}, "links change nothing but themselves"
+
+
 def test_val_may_lack_a_class(tmp_path, caplog):
     shutil.rmtree(write_images(tmp_path, ("cat", "ape", "dog")) / "val" / "cat")
     dataset = ImageFolder(train=False, root=tmp_path)
