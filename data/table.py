@@ -4,7 +4,7 @@ import csv
 import importlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,9 @@ def read_table(path: Path, columns: Sequence[str]) -> np.ndarray:
     table = list[list[Any]]()
     with explained(f"{path} cannot be read", HOW):
         for number, record in records(path, columns):
-            unknown = [column for column in columns if column not in record]
-            if unknown and not table:
-                raise DataError(f"{path} has no column {unknown[0]!r}, only {', '.join(map(repr, record))}")
-            cells = [text_of(number, column, record.get(column)) for column in columns]
+            if not table:
+                check_columns(path, columns, record)
+            cells = [text_of(f"{path}, row {number}", column, record.get(column)) for column in columns]
             if any(cells) and "" in cells:
                 empty = columns[cells.index("")]
                 raise DataError(f"{path}, row {number}: {empty!r} is empty; fill it, or remove the row")
@@ -39,11 +38,22 @@ def read_table(path: Path, columns: Sequence[str]) -> np.ndarray:
     return np.array(table, dtype=object)
 
 
-def text_of(row: int, column: str, value: Any) -> str:
+def check_columns(path: Path, columns: Sequence[str], names: Collection[str]) -> None:
+    if unknown := [column for column in columns if column not in names]:
+        raise DataError(
+            f"{path} has no column {unknown[0]!r}, only {', '.join(map(repr, names))}: set data.image, data.label and "
+            "others to names of columns"
+        )
+
+
+def text_of(row: str, column: str, value: Any) -> str:
     """A cell as text. None and NaN are empty."""
     if isinstance(value, list | dict | bytes):
         kind = type(value).__name__
-        raise ValueError(f"row {row}: {column!r} has a {kind}, {str(value)[:60]}, where a text or a number belongs")
+        raise DataError(
+            f"{row}: {column!r} has a {kind}, {str(value)[:60]}: write a text or a number; for several classes a "
+            "column of 0 and 1 for each, for task=multilabel"
+        )
     return "" if value is None or value != value else str(value).strip()
 
 
@@ -51,8 +61,9 @@ def records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str,
     """The rows by the names of their columns, with their numbers."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        parquet = importlib.import_module("pyarrow.parquet")
-        yield from enumerate(parquet.read_table(path, columns=list(columns)).to_pylist(), 1)
+        table = importlib.import_module("pyarrow.parquet").ParquetDataset(path)
+        check_columns(path, columns, table.schema.names)
+        yield from enumerate(table.read(list(columns)).to_pylist(), 1)
         return
     with path.open(encoding="utf-8-sig", newline="") as file:
         if suffix in (".json", ".jsonl"):
@@ -70,6 +81,9 @@ def records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str,
         if twice := [column for column in columns if counts[column] > 1]:
             raise DataError(f"{path} has the column {twice[0]!r} twice: rename one in its header")
         for number, record in enumerate(reader, 2):
-            if None in record:  # also where a text has an unquoted separator
-                raise ValueError(f"row {number} has more cells than the header")
+            if None in record:
+                raise DataError(
+                    f"{path}, row {number} has more cells than the header: put double quotes around a text that has a "
+                    f"{separator!r}; row 1 has to be the header"
+                )
             yield number, record

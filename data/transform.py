@@ -142,8 +142,8 @@ class Transform:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 form = form_of(as_image_tensor(pixels))
                 raise DataError(
-                    f"{self.key}: {name_of(function)} failed for {name}, {form}: {reason}; the traceback is in "
-                    "train.log"
+                    f"{self.key}: {name_of(function)} failed for {name}, {form}: {reason}; if it needs an array "
+                    "(H, W, C), not a tensor, wrap it in data.transform.OnArray; the traceback is in train.log"
                 ) from error
         return self._checked(as_image_tensor(pixels), len(image), name)
 

@@ -215,7 +215,7 @@ def check_batch(batch: Any, doubled: Any, dataset: Any, task: Task) -> Batch:
     labels = batch[task.label] if task.label else None
     below = task.label_below
     if below and (not isinstance(labels, Tensor) or wrong_label(labels, below, task.ignored) is not None):
-        raise DataError(f"{name} has the labels {labels}: give the numbers of classes, 0 to {below - 1}")
+        raise DataError(f"{name} has the labels {labels}: give the numbers of classes, integers from 0 to {below - 1}")
     check_multilabel(name, labels, task)
     return batch
 
@@ -245,7 +245,7 @@ def check_labels(dataset: Any, task: Task) -> None:
         row = wrong_label(torch.from_numpy(values.astype(np.int64)), below, task.ignored)
         if row is not None:
             label = f"labels[{row}] of {type(dataset).__name__} is {values[row]}"
-            raise DataError(f"{label}: give the numbers of classes, 0 to {below - 1}")
+            raise DataError(f"{label}: give the numbers of classes, integers from 0 to {below - 1}")
 
 
 def wrong_label(labels: Tensor, below: int, ignored: int | None) -> int | None:

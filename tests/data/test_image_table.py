@@ -173,14 +173,14 @@ def test_an_image_that_trains_and_is_evaluated_is_warned_of_once(make, tmp_path,
     [
         (rows("a", ""), {}, "row 3: 'label'"),
         ("image,label\n0.jpg\n", {}, "row 2: 'label'"),
-        ("image,label\n0.jpg,a,b\n", {}, "row 2"),
+        ("image,label\n0.jpg,a,b\n", {}, "row 2 has more cells than the header: put double quotes"),
         ('image,label,note\n0.jpg,a,"two\nlines"\n9.jpg,b,\n', {}, "row 3: FOLDER/9.jpg"),
         (
             rows("a"),
             {"root": "/nowhere"},
             "row 2: /nowhere/0.jpg",
         ),
-        (rows("a"), {"label": "kind"}, "'kind', only 'image', 'label'"),
+        (rows("a"), {"label": "kind"}, "'kind', only 'image', 'label': set data.image, data.label"),
         (rows("a,b", header="image,label,label"), {}, "'label' twice"),
         (rows("ä").encode("utf-16"), {}, "give a .csv in UTF-8"),
         ("", {}, "it has no rows"),
@@ -192,6 +192,7 @@ def test_an_image_that_trains_and_is_evaluated_is_warned_of_once(make, tmp_path,
         (f"{HEADER}\n0.jpg,a,1,val", {"split": "s"}, "s=train"),
         (f"{HEADER}\n0.jpg,a,1,train\n1.jpg,a,1,test", {"split": "s", "group": "g"}, "g=1"),
         ('[{"image": "0.jpg", "label": "a"}, {"image": "1.jpg"}]', {"name": "t.json"}, "row 2: 'label'"),
+        ('[{"image": "0.jpg", "label": ["a", "b"]}]', {"name": "t.json"}, "a list, ['a', 'b']: write a text"),
         ("image,label\n.,a", {}, "row 2: FOLDER"),
         (rows("a"), {"label": 3}, "'3'"),
     ],
@@ -245,3 +246,5 @@ def test_csv_of_every_kind_json_and_parquet_have_the_same_rows(tmp_path):
         columns = {"image": ["0.jpg", "1.jpg"], "label": ["a", "2"], "z": [0, 1]}
         parquet.write_table(table(columns), tmp_path / "g.parquet")
         assert read_table(tmp_path / "g.parquet", ["image", "label"])[:, 1:].tolist() == [row[1:] for row in expected]
+        with refused("no column 'kind', only 'image', 'label', 'z'"):
+            read_table(tmp_path / "g.parquet", ["image", "kind"])

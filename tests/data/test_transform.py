@@ -134,6 +134,13 @@ def test_what_is_not_an_image_is_a_sentence_that_names_the_image(transform, word
         arrays(transform=transform)[3]
 
 
+def test_a_step_that_takes_no_tensors_may_be_wrapped_which_its_error_says():
+    to_tensor = Later("torchvision.transforms").ToTensor()
+    with refused(r"ToTensor failed for image 3, uint8 \(3, 12, 10\): .*wrap it in data\.transform\.OnArray"):
+        arrays(transform=to_tensor)[3]
+    assert arrays(transform=OnArray(to_tensor))[3]["image"].shape == (3, 12, 10)
+
+
 def test_only_our_own_center_crop_alone_is_described_by_values(folder):
     crops = {"image_size": 224, "test_crop": 0.875, "interpolation": "bilinear", "stored_as": (None, "bilinear")}
     for make, values in ((arrays, {"image_shape": (12, 10, 3)}), (folder, crops)):

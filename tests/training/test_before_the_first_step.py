@@ -305,7 +305,7 @@ PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a label for each pixel": (fault("a mask"), r"a label is int64 \(8, 8\)"),
     "a label out of range": (fault("a wrong label"), r"label & \b2\b & 0 (to|and) 1"),
-    "a dict of labels": (fault("a dict"), r"Faulty has the labels \{'class': .*numbers of classes, 0 to 1"),
+    "a dict of labels": (fault("a dict"), r"Faulty has the labels \{'class': .*, integers from 0 to 1"),
     "a sample without label": (fault("no label"), "Faulty & None"),
     "a tuple with a field more": (fault("three fields"), r"\b3\b & task\.inputs|image"),
     "no classes": (fault("no classes"), "Faulty & classes & 1E1 & task=regression"),
