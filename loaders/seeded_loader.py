@@ -142,10 +142,9 @@ class SeededLoader(WorkerLoader[T_co]):
             raise ValueError("in_order=False has no state: what was delivered is not a prefix of the epoch")
         check_resumable(self.batch_sampler, self.sampler)
         samples = position.batch * self._order().global_batch_size
-        length = (
-            {"sampler_length": self._sampler_length()} if samples else {}
-        )  # before its epoch it may be another one
-        return {"version": VERSION, "epoch": position.epoch, "samples": samples, **length, **self._identity()}
+        length = self._sampler_length() if samples else None  # before its epoch it may be another one
+        has_length = {} if length is None else {"sampler_length": length}
+        return {"version": VERSION, "epoch": position.epoch, "samples": samples, **has_length, **self._identity()}
 
     @property
     def position(self) -> Position:

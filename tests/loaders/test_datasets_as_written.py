@@ -151,6 +151,20 @@ def test_getitems_is_called_if_there_is_no_seed_or_threads_read_which_seed_nothi
     assert reads_together == {seed is None or reader.get("worker_method") == "thread"}
 
 
+class Forwarding(Numbers):
+    """Sample i is False; a dataset inside has the other methods."""
+
+    __getitem__ = Both.__getitem__
+
+    def __getattr__(self, name):
+        return getattr(Both(LENGTH), name)
+
+
+def test_getitems_of_a_dataset_inside_is_not_called_with_a_seed(reader):
+    with WorkerLoader(Forwarding(LENGTH), BATCH_SIZE, seed=0, **reader) as loader:
+        assert not any(read for batch in loader for read in batch.tolist())
+
+
 class Together:
     """Samples that can be had several at a time only, with a draw."""
 

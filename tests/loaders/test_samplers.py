@@ -223,6 +223,14 @@ class Counting(Numbers):
         return iter(order)
 
 
+def test_an_iterator_as_a_sampler_is_said_to_be_read_only_once(caplog):
+    warn_once.cache_clear()
+    with over("inline", iter(map(int, range(8)))) as loader:
+        assert rows(loader) == list(range(8))
+        assert rows(loader) == []
+    assert len([text for text in caplog.messages if "map" in text and "once" in text]) == 1
+
+
 class Endless(Counting):
     def __init__(self, keeps):
         super().__init__(keeps)
