@@ -235,6 +235,10 @@ def split(dataset: Any, choice: float | Fold) -> tuple[Any, Any]:
             f"{setting_of(choice)}: {kind} has validation samples already, by `is_val` (a table by data.split): leave "
             "one of them out"
         )
+    if is_val.all():
+        raise DataError(
+            f"all {len(dataset)} samples of {type(undivided(dataset)).__name__} validate: none is trained on"
+        )
     training = Subset(dataset, np.flatnonzero(~is_val))
     return training, Subset(unaugmented(dataset), np.flatnonzero(is_val))
 
@@ -258,7 +262,7 @@ def choose(dataset: Any, choice: float | Fold) -> np.ndarray:
     if optional(dataset, "stratify"):
         classes = np.asarray(optional(dataset, "labels"))
         if classes.shape != (count,) or classes.dtype.kind not in "iu":
-            raise DataError("data.stratify=true needs a class per sample: set it to false")
+            raise DataError("data.stratify=true needs `labels`, an integer per sample: add them, or set it to false")
     hashes, firsts, group_of_sample = np.unique(hashes, return_index=True, return_inverse=True)
     numbers = (hashes >> 11) * 2.0**-53  # from 0 to below 1, in rising order
     _, class_of_group, sizes = np.unique(classes[firsts], return_inverse=True, return_counts=True)

@@ -257,9 +257,11 @@ def wrong_label(labels: Tensor, below: int, ignored: int | None) -> int | None:
     are_shares = labels.is_floating_point() and labels.shape[1:] == (below,)
     if labels.numel() != len(labels) and not are_shares:
         form = f"{str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape[1:])}"
+        has_all = labels.shape[1:] == (below,)
+        other = "choose task=multilabel" if has_all else "write a task for these labels (docs/extending.md)"
         raise DataError(
             f"a label is {form}, but the task takes a class for each sample, 0 to {below - 1}, "
-            f"or {below} floats: return one of them, or write a task for these labels (docs/extending.md)"
+            f"or {below} floats: return one of them, or {other}"
         )
     if labels.is_floating_point():
         return None if are_shares else 0

@@ -338,6 +338,11 @@ def test_slices_of_scans_are_known_by_their_patients_also_when_patients_come():
     assert len({name[-2:] for name in validation} & {name[-2:] for name in training}) > 6
 
 
+def test_a_dataset_whose_samples_all_validate_is_refused():
+    with refused("all 6 samples of Foreign validate"):
+        split(Foreign(is_val=np.ones(6, bool)), 0)
+
+
 def test_samples_with_one_path_are_known_by_their_positions(caplog):
     caplog.set_level("INFO")
     assert all(split(Files(["videos.h5_0"] * 20), 0.3)) and "known by their positions" in caplog.text

@@ -62,6 +62,7 @@ class Faulty(Images):
             "a picture": (Image.fromarray(image.numpy()), label),
             "negative strides": (image.numpy()[::-1], label),
             "doubles": (image.permute(2, 0, 1).double(), label),
+            "integers": (image, torch.tensor([1 - label, label])),
             "shares": (image, torch.tensor([0.9 - 0.8 * label, 0.1 + 0.8 * label])),
             "a wrong label later": (image, label + 5 * (index == 37)),
         }

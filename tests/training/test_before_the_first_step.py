@@ -304,6 +304,8 @@ ENDS = "+schedule.total_steps=5 train.epochs=6"
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a label for each pixel": (fault("a mask"), r"a label is int64 \(8, 8\)"),
+    "an integer for each class": (fault("integers"), r"a label is int64 \(2,\) & task=multilabel"),
+    "several numbers to predict": (f"{fault('shares')} task=regression", r"\(2, 2\), not \(B, 1\) & task\.numbers"),
     "a label out of range": (fault("a wrong label"), r"label & \b2\b & 0 (to|and) 1"),
     "a dict of labels": (fault("a dict"), r"Faulty has the labels \{'class': .*, integers from 0 to 1"),
     "a sample without label": (fault("no label"), "Faulty & None"),
