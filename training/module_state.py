@@ -164,6 +164,8 @@ class ModuleState:
         values: dict[str, Any] = {}
         saved = self._saved_modules()
         for path, owner in self._owners().items():
+            if type(owner).__module__.startswith("torch.optim."):
+                continue  # its state_dict has all that the next steps need
             if path in saved:
                 attributes = {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
             else:

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.training.test_command_line import program
 from training.config import checked
 from training.launch import LogFile
 from training.processes import STARTERS, Processes
-from training.results import Results
+from training.results import Results, sentence_of
 from training.script import run_script
 
 SKIPPED = 77
@@ -122,3 +123,16 @@ def test_processes_of_a_cluster_that_know_nothing_of_each_other_say_so(caplog, m
     monkeypatch.setenv(name, "4")
     Processes("cpu", checked(composed(*FAST)).train)
     assert f"{name}=4: each of these programs trains a run of its own" in caplog.text
+
+
+def test_a_process_without_a_device_of_its_own_is_refused_before_it_waits_for_the_others(monkeypatch):
+    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    one_device = SimpleNamespace(device_count=lambda: 1)
+    monkeypatch.setattr("loaders.accelerator.module_of", lambda device: one_device)
+    with refused(r"device='cuda:1', but torch finds 1 CUDA devices here: .* per device \(--nproc-per-node\)"):
+        Processes("cuda", checked(composed(*FAST)).train)
+
+
+def test_the_error_of_a_gpu_that_names_no_label_says_how_to_find_it():
+    assert "train with device=cpu" in sentence_of(RuntimeError("CUDA error: device-side assert triggered\nFor ..."))

@@ -1,5 +1,6 @@
 """Optimizers and frozen parameters."""
 
+import math
 import re
 from copy import deepcopy
 
@@ -194,6 +195,7 @@ def test_the_learning_rate_rises_in_a_line_and_falls_as_half_a_cosine():
     ("section", "model", "fused"),
     [
         (SGD, nn.Linear(2, 2), True),
+        (SGD | {"dampening": 0.1}, nn.Linear(2, 2), None),
         (ADAM, nn.Linear(2, 2), True),
         (ADAM | {"fused": False}, nn.Linear(2, 2), False),
         (ADAM | {"foreach": True}, nn.Linear(2, 2), None),
@@ -205,6 +207,38 @@ def test_an_optimizer_steps_in_one_launch_where_torch_can_and_not_on_a_cpu(monke
     assert not build_optimizer(model, section).defaults["fused"]
     monkeypatch.setattr("training.optimizer.FUSED_ON", ("cpu",))
     assert build_optimizer(model, section).defaults["fused"] is fused
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_one_launch_gives_the_momentum_of_many_after_skipped_steps_and_for_weights_trained_later(
+    monkeypatch, device, nesterov
+):
+    weights = []
+    for devices in ((device,), ()):
+        monkeypatch.setattr("training.optimizer.FUSED_ON", devices)
+        model = nn.Sequential(nn.Linear(3, 64), nn.Linear(64, 2)).to(device)
+        for weight in model.parameters():
+            nn.init.constant_(weight, 0.1)
+        optimizer = build_optimizer(model, SGD | {"lr": 0.01, "nesterov": nesterov})
+        assert optimizer.defaults["fused"] is (True if devices else None)
+        scaler = torch.amp.GradScaler(device, init_scale=2.0)
+        model[0].requires_grad_(False)
+        for number in range(6):
+            if number == 3:
+                model[0].requires_grad_(True)
+            unwritten = [
+                torch.full((size,), torch.nan, device=device) for size in (2, 64, 128, 192) for _ in range(20)
+            ]
+            del unwritten  # memory that is reserved next has these values
+            loss = model(torch.tensor([[1.0, 2.0, 3.0]], device=device)).square().sum()
+            scaler.scale(loss * (math.inf if number in (0, 3) else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        weights.append([weight.detach() for weight in model.parameters()])
+    torch.testing.assert_close(*weights)
+    assert all(not torch.allclose(weight.cpu(), torch.tensor(0.1)) for weight in weights[0])
 
 
 @pytest.mark.parametrize("fused", [True, False])
