@@ -200,6 +200,12 @@ def test_of_samples_that_make_no_batch_the_one_that_differs_is_named(options):
     said = r"sample 6 is number: torch.float32 \(3, 5\), text: str, and sample 4 is number: torch.float32 \(3, 4\)"
     with WorkerLoader(Uneven(LENGTH), BATCH_SIZE, **options) as loader, pytest.raises(UnequalSamples, match=said):
         list(loader)
+    lacking = [{"number": 1, "text": "a"}, {"text": "a"}]
+    with (
+        WorkerLoader(lacking, 2, **options) as loader,
+        pytest.raises(UnequalSamples, match="sample 1 is text: str, and"),
+    ):
+        list(loader)
     mine = {**options, "collate_fn": lambda samples: torch.stack([sample["number"] for sample in samples])}
     with WorkerLoader(Uneven(LENGTH), BATCH_SIZE, **mine) as loader, pytest.raises(RuntimeError, match="equal size"):
         list(loader)
