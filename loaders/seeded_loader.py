@@ -82,7 +82,7 @@ class SeededLoader(WorkerLoader[T_co]):
             sentence = "%s had %d samples and has %d now: this epoch uses the new length, and the workers restart"
             log.warning(sentence, name, before[0], self._length)
         else:
-            log.info("attributes of %s, or of collate_fn, have changed: workers and streams begin anew", name)
+            log.info("attributes of %s, or of collate_fn, have changed: it is read anew", name)
         self._engine = None  # if the next lines fail, the next iter() builds it
         engine.close()
         self._engine = self._build_engine()
