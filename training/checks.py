@@ -232,8 +232,11 @@ def check_multilabel(name: str, labels: Any, task: Task) -> None:
         )
 
 
-def check_labels(dataset: Any, task: Task) -> None:
-    """Raises DataError if the dataset offers `labels`, and one of them is no class number."""
+def check_labels(dataset: Any, task: Task, first: Batch | None = None) -> None:
+    """Raises DataError if the dataset offers `labels`, and one of them is no class number.
+
+    Warns if they differ from those of its first samples. first: a batch of these; None: they are not known.
+    """
     labels = optional(dataset, "labels")
     below = task.label_below
     if labels is None or is_stream(dataset):
@@ -242,10 +245,21 @@ def check_labels(dataset: Any, task: Task) -> None:
     if values.dtype.kind in "iuf" and isinstance(task, Multilabel) and values.shape[1:] == (task.num_outputs,):
         check_multilabel(f"labels of {type(dataset).__name__}", torch.from_numpy(values.astype(np.float32)), task)
     if values.dtype.kind in "iu" and below is not None:
-        row = wrong_label(torch.from_numpy(values.astype(np.int64)), below, task.ignored)
+        numbers = torch.from_numpy(values.astype(np.int64))
+        row = wrong_label(numbers, below, task.ignored)
         if row is not None:
             label = f"labels[{row}] of {type(dataset).__name__} is {values[row]}"
             raise DataError(f"{label}: give the numbers of classes, integers from 0 to {below - 1}")
+        read = first[task.label].flatten() if first else numbers.flatten()
+        offered = numbers.flatten()[: len(read)]
+        if not read.is_floating_point() and not torch.equal(read.long(), offered):
+            log.warning(
+                "`labels` of %s begins with %s, but its first samples have %s: class weights, splits and samplers go "
+                "by `labels`, so make them equal",
+                type(dataset).__name__,
+                offered.tolist(),
+                read.tolist(),
+            )
 
 
 def wrong_label(labels: Tensor, below: int, ignored: int | None) -> int | None:

@@ -441,6 +441,12 @@ class NoneValidates(Images):
         self.is_val = np.zeros(len(self), bool)
 
 
+class OtherLabels(Images):
+    def __init__(self, train, **options):
+        super().__init__(train, **options)
+        self.labels = [self[index][1] ^ train for index in range(len(self))]
+
+
 class OwnPath(Images):
     def path(self, name):
         return f"images/{name}"
@@ -631,6 +637,7 @@ CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100
         (f"+callbacks.mine._target_={__name__}.Returns", "on_end of callbacks.mine returned [7"),
         (f"trainer._target_={__name__}.ForgetsToStep", "no optimizer has stepped in an epoch"),
         (f"{IMAGES} data._target_={__name__}.NoneValidates", "no sample of the training set validates"),
+        (f"{IMAGES} data._target_={__name__}.OtherLabels", "`labels` of OtherLabels begins with"),
         (f"{IMAGES} data._target_={__name__}.OwnPath data.val_fraction=0.25", "OwnPath.path is not used"),
         (f"{IMAGES} data._target_={__name__}.OwnPath data.val_fraction=0.25", "OwnPath are known by their positions"),
     ],
