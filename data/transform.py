@@ -154,8 +154,8 @@ class Transform:
         is_uint8 = pixels.dtype == torch.uint8
         if len(pixels) != channels and (is_uint8 or pixels.shape[2] == channels):
             raise DataError(
-                f"{made}, which has {channels} channels: return tensors (C, H, W), or arrays (H, W, C); wrap a "
-                "function that takes arrays in data.transform.OnArray"
+                f"{made}, which has {channels} channels: keep them (Grayscale: set num_output_channels), in tensors "
+                "(C, H, W) or arrays (H, W, C); wrap a function that takes arrays in data.transform.OnArray"
             )
         if not is_uint8 and not pixels.is_floating_point():
             raise DataError(f"{made}: return uint8, 0 to 255, or floats, which the network gets as they are")

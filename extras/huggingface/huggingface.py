@@ -244,7 +244,7 @@ def choose_column(features: dict[str, Any], key: str, column: str | None, kind: 
 def read_labels(rows: Any, label: str, where: str) -> np.ndarray:
     """The labels (N,), integers or strings, without reading images."""
     kind = getattr(rows.features[label], "dtype", rows.features[label])
-    if kind not in LABELS:
+    if str(kind) not in LABELS:
         raise DataError(
             f"data.label={label}: {where} has {kind} in this column, not integers or strings; set it to another column"
         )

@@ -199,6 +199,8 @@ def main(typed: list[str] | None = None) -> None:
         "short_side": arguments.short_side or DEFAULT_SIDE[arguments.format],
     }
     splits = {split: ImageFolder(train=split == "train", root=arguments.images) for split in SPLITS}
+    for split_images in splits.values():
+        split_images.advice = "replace or remove it"
     if not len(splits["val"]):
         raise DataError(f"{arguments.images}/val does not exist: move some images of {arguments.images}/train there")
     arguments.pack.mkdir(parents=True, exist_ok=True)

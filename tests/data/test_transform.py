@@ -127,6 +127,7 @@ def test_albumentations_is_known_by_its_class_and_mixes_with_others(albumentatio
         (lambda image: (image, 1), r"tuple \(tensor\(\[.* for image 3"),  # one line
         (lambda image: image.sum(0), r"int64 \(12, 10\) for image 3"),
         (lambda image: image.long(), "int64 .* for image 3"),
+        (lambda image: image[:1], r"uint8 \(1, 12, 10\) .*3 channels: keep them .*num_output_channels"),
     ],
 )
 def test_what_is_not_an_image_is_a_sentence_that_names_the_image(transform, words):

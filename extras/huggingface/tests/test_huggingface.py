@@ -140,11 +140,14 @@ def test_files_of_one_split_with_different_classes_are_refused_with_both_lists(s
 
 def test_what_cannot_work_is_refused(save_rows):
     values = {"note": datasets.Value("float64"), "gaps": datasets.Value("int64")}
-    train = {"label": [0, 1], "note": [0.5, 1], "gaps": [0, None]}
-    path = save_rows(cat_or_dog() | values, train=train, unlabelled={"label": [-1], "note": [0.5], "gaps": [0]})
+    values["tags"] = datasets.Sequence(datasets.Value("string"))
+    train = {"label": [0, 1], "note": [0.5, 1], "gaps": [0, None], "tags": [["a"], ["a", "b"]]}
+    unlabelled = {"label": [-1], "note": [0.5], "gaps": [0], "tags": [[]]}
+    path = save_rows(cat_or_dog() | values, train=train, unlabelled=unlabelled)
     for arguments, words in (
         ({"image": "picture"}, "data.image=picture: set it to one of the columns label (ClassLabel), "),
         ({"label": "note"}, f"data.label=note: {path}, train split has float64 in this column, not integers"),
+        ({"label": "tags"}, f"data.label=tags: {path}, train split has List("),
         ({"train_split": "trian"}, "data.train_split=trian has no rows; set it to one of the splits train, un"),
         ({"train": False, "test_split": "unlabelled"}, f"{path}, test split, row 0 has the label -1, which is"),
         ({"label": "gaps"}, f"data.label=gaps: {path}, train split, row 1 has no label"),

@@ -181,7 +181,7 @@ def test_images_that_changed_in_between_are_not_mixed_with_the_earlier_ones(imag
 
 def test_an_unreadable_image_ends_the_run_or_is_skipped(images, tmp_path, capsys):
     (images / "train" / "class 0" / "04.png").write_bytes(b"")
-    with refused(r"04.png cannot be read as an image .* or leave it out with --skip"):
+    with refused(r"04.png cannot be read as an image .*; replace or remove it, or leave it out with --skip"):
         pack(images, tmp_path / "pack")
     dataset = Packed(True, pack(images, tmp_path / "pack", "--skip"))
     assert [dataset[number]["image"][0, 0, 0].item() for number in range(3)] == [0, 2, 6] and len(dataset) == 19
