@@ -181,7 +181,7 @@ def contents_of(value: Any) -> list[Any]:
     """Returns what an object and its parts hold, to be compared with an earlier result.
 
     It has numbers and texts by their values, arrays and CPU tensors by their items (FEW_SPOTS of those with more than
-    SPOTS), and other objects, and the items of a long container, by identity.
+    SPOTS, and by identity), and other objects, and the items of a long container, by identity.
     """
     held = Held((value,))
     contents: list[Any] = []
@@ -219,13 +219,19 @@ def content_of(part: Any) -> Any:
     if kind in (torch.Tensor, torch.nn.Parameter) and part.device.type == "cpu":
         with suppress(RuntimeError):  # sparse, quantized, nested and others do not give their items
             items = part.detach().take(torch.from_numpy(spots_of(part.numel())))
-            return part.dtype, part.shape, items.view(torch.uint8).numpy().tobytes()
+            return part.dtype, part.shape, items.view(torch.uint8).numpy().tobytes(), same_if_large(part, part.numel())
     if issubclass(kind, (np.ndarray, *BUFFERS)):
         with suppress(ValueError):  # a closed map, or gaps in a memoryview
             array = np.asarray(part) if issubclass(kind, np.ndarray) else np.frombuffer(part, np.uint8)
             if can_change(array):
-                return array.dtype, array.shape, array.flat[spots_of(array.size)].tobytes()
+                content = array.flat[spots_of(array.size)].tobytes()
+                return array.dtype, array.shape, content, same_if_large(part, array.size)
     return id(part) if isinstance(part, CONTAINERS) else Same([part])  # of a container, its parts are compared too
+
+
+def same_if_large(array: Any, size: int) -> Same | None:
+    """What of an array is compared besides some of its items: which object it is."""
+    return Same([array]) if size > SPOTS else None
 
 
 def spots_of(size: int) -> np.ndarray:

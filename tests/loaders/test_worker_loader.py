@@ -90,6 +90,16 @@ LEVELS = {  # a part of a dataset, its level, and what changes that to 2, or ret
     "numpy's number": (lambda: np.float32(1), float, lambda part: np.float32(2)),
     "item of an array": (lambda: np.ones(60_000), itemgetter(77), methodcaller("__setitem__", 77, 2)),
     "item of a tensor": (lambda: torch.ones(3, 2), itemgetter((0, 1)), fill),
+    "another large array": (
+        lambda: np.ones(70_000),
+        itemgetter(1),
+        lambda part: np.concatenate([part[:1], [2], part[2:]]),
+    ),
+    "another large tensor": (
+        lambda: torch.ones(70_000),
+        itemgetter(1),
+        lambda part: torch.cat([part[:1], torch.tensor([2]), part[2:]]),
+    ),
     "shared value": (
         lambda: multiprocessing.Value("i", 1),
         attrgetter("value"),
