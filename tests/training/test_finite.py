@@ -103,6 +103,31 @@ def test_an_optimizer_step_of_ones_own_gets_gradients_without_the_scale_of_fp16(
     assert norms[1] == pytest.approx(norms[0], rel=0.05)
 
 
+class Forgets(Trainer):
+    """Does not clear the gradients. It steps as fp16 needs it, or without its scaler."""
+
+    def optimizer_step(self, optimizer):
+        self.log(norm=nn.utils.get_total_norm([weight.grad for weight in self.model.parameters()]))
+        self.scaler.step(optimizer)
+
+
+class StepsItself(Forgets):
+    def optimizer_step(self, optimizer):
+        self.scaler, scaler = torch.amp.GradScaler("cpu", enabled=False), self.scaler
+        super().optimizer_step(optimizer)
+        self.scaler = scaler
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_an_optimizer_step_that_steps_by_itself_gets_the_gradients_of_its_step_alone(tmp_path, precision):
+    norms = []
+    for trainer in (Watches, Forgets, StepsItself):
+        settings = f"train.precision={precision} train.log_interval=1 train.max_steps=4 data.length=64"
+        train(tmp_path / trainer.__name__, f"trainer._target_={__name__}.{trainer.__name__}", settings)
+        norms.append(logged(tmp_path / trainer.__name__, "norm"))
+    assert norms[0] == norms[1] == norms[2]
+
+
 class Alternates(Trainer):
     """Each of its optimizers has the gradients of every second step."""
 
