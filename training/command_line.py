@@ -52,6 +52,8 @@ class TextHelpParser(argparse.ArgumentParser):
         remedy = "write a setting as KEY=VALUE, without -- and without spaces"
         if "--local-rank" in message or "--local_rank" in message:  # python -m torch.distributed.launch
             remedy = "start the processes with torchrun"
+        elif "ipykernel" in sys.modules:
+            remedy = "the arguments are those of the notebook: start `!python train.py` there"
         raise ConfigError(f"{message}; {remedy}")
 
 

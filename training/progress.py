@@ -28,10 +28,13 @@ class Progress:
         self.step = 0  # the batches that were trained so far, and those without samples, which are skipped
         self.epoch = 0  # complete epochs so far
         self.position: Any = None
+        self._batches = 0  # of the newest epoch so far
+        self._has_warned = False
 
     def end_step(self, position: Any) -> None:
         """Counts a step. Raises ConfigError in an epoch that goes on: its sampler may have no end."""
         self.step += 1
+        self._batches = self.position.batch + 1
         self.position = position
         if position.batch > 2 * self.steps_per_epoch:
             raise ConfigError(
@@ -40,13 +43,19 @@ class Progress:
             )
 
     def end_epoch(self) -> None:
-        """Counts an epoch. Warns if the first was not as long as its loader said: schedules rely on that."""
+        """Counts an epoch. Warns of the first that was not as long as the loader had said: schedules rely on that."""
         self.epoch += 1
         is_cut = self._max_steps is not None and self.step >= self._max_steps
-        difference = abs(self.step - self.steps_per_epoch)
-        if self.epoch == 1 and not is_cut and difference > 1:  # RolloverBatches has one more
-            sentence = "an epoch had %d steps, by its loader's length %d: schedules end early or late"
-            log.warning(sentence, self.step, self.steps_per_epoch)
+        difference = abs(self._batches - self.steps_per_epoch)
+        if not self._has_warned and not is_cut and difference > 1:  # RolloverBatches has one more
+            self._has_warned = True
+            log.warning(
+                "epoch %d had %d steps, by its loader's length %d, by which schedules count each epoch: in a longer "
+                "one the learning rate stays for the rest, after a shorter one it jumps",
+                self.epoch,
+                self._batches,
+                self.steps_per_epoch,
+            )
 
     def resume(self, step: int, position: Any) -> None:
         """Continues after `step` steps, with the loader at `position`."""

@@ -267,6 +267,10 @@ def load_weights(source: Weights, model: nn.Module, device: torch.device) -> Non
             f"network {ours}. Save these tensors by the network's names"
         )
     missing, _ = model.load_state_dict(taken, strict=False)  # torch does not miss the counts of old batch norms
+    # A file of safetensors has a weight that layers share by one of its names.
+    ids = {name: id(weight) for name, weight in model.named_parameters(remove_duplicate=False)}
+    filled = {ids.get(name) for name in taken} - {None}
+    missing = [name for name in missing if ids.get(name) not in filled]
     loaded = {layer_of(name) for name in taken}
     # A layer by its name, unless some of its weights are loaded, as with LoRA, which adds weights to layers.
     new, unused = (

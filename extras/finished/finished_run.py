@@ -40,6 +40,7 @@ from training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 SPLITS = ("test", "val", "train")
+READ = ("data", "task", "model", "trainer", "optim", "schedule", "train", "loader", "device", "seed")  # of a config
 OVERRIDES = ("KEY=VALUE", "settings to replace, such as data.root=DIR")  # the name and the help of the arguments
 
 
@@ -150,6 +151,8 @@ def configured(saved: Section, overrides: Sequence[str]) -> Config:
     groups = {}
     for text in overrides:
         key = text.partition("=")[0]
+        if key.lstrip("+~").partition(".")[0] not in READ:
+            raise ConfigError(f"{text} cannot be used: of a finished run the sections {', '.join(READ)} are read")
         if "." not in key:
             groups[key] = text
     Plugins.instance().register(Extras)

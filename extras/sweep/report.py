@@ -11,6 +11,7 @@ import os
 import shlex
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -40,9 +41,12 @@ METRICS = {  # keys of summary.json, their headings in the table, and how their 
 class Job:
     """A job, read from its file in .sweep/. summary: the content of its summary.json; empty until it is done."""
 
-    def __init__(self, number: int, folder: str, overrides: list[str], status: str, error: str) -> None:
+    def __init__(
+        self, number: int, folder: str, overrides: list[str], status: str, error: str, flags: Sequence[str] = ()
+    ) -> None:
         self.number = number
         self.folder = folder
+        self.flags = flags
         self.overrides = overrides
         self.status = status
         self.error = error
@@ -86,7 +90,7 @@ class Setting:
         overrides = jobs[0].overrides
         if len(jobs) > 1:
             overrides = [text for text in jobs[0].setting if not text.startswith("data.folds=")]  # needs data.fold
-        self.command = shlex.join(["python", "train.py", *overrides])
+        self.command = shlex.join(["python", "train.py", *jobs[0].flags, *overrides])
         self.numbers = ", ".join(str(job.number) for job in jobs)
         statuses = Counter(job.status for job in jobs)
         self.status = jobs[0].status if len(statuses) == 1 else f"{statuses['done']} of {len(jobs)} done"

@@ -15,9 +15,10 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from extras.sweep.report import EARLIER, NOTES, Sweep, may_replace, write_report
+from training.command_line import command_of
 from training.files import write_whole
 from training.processes import rank
 from training.results import sentence_of
@@ -77,9 +78,12 @@ def write_note(config: DictConfig, status: str, error: str = "") -> None:
     hydra = config.hydra
     if hydra.mode != RunMode.MULTIRUN or rank() > 0:
         return
+    settings: Any = OmegaConf.to_container(hydra)
+    flags = command_of(settings, [])["flags"]
     note = {
         "number": hydra.job.num,
         "folder": hydra.runtime.output_dir,
+        "flags": [flag for flag in flags if flag != "--config-name=config"],
         "overrides": list(hydra.overrides.task),
         "status": status,
         "error": " ".join(error.split()),

@@ -191,7 +191,8 @@ class Uneven(Numbers):
     def __getitem__(self, index):
         if index == 5:
             raise KeyError(index)
-        return {"number": torch.zeros(3, 4 + (index == 6)), "text": "a"}
+        number = {"number": torch.zeros(3, 4 + (index == 6))}
+        return {**number, "text": "a"} if index % 2 else {"text": "a", **number}
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"worker_method": "thread"}])

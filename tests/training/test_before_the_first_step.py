@@ -25,7 +25,7 @@ from data.errors import DataError
 from data.subset import Subset
 from loaders import seed_globals
 from tests.configs import EXTENSIONS, FAST, IMAGES, checkpoint, composed, metrics, steps, train
-from tests.training.extensions import Faulty, Images, Linear, Stream, Worst, lying
+from tests.training.extensions import Faulty, Images, Linear, Lying, Stream, Worst, lying
 from training.checks import check_dataset, check_processes, check_sampler, check_settings, first_indices
 from training.config import ConfigError, checked
 from training.preprocessing import check_layout, check_layouts
@@ -366,6 +366,11 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a std without channels": ("data.std=0.5", r"^data\.std=0\.5:"),
     "a mean of floats": (f"{fault('floats')} data.mean=auto", "^data.mean=auto:"),
     "an optimizer of no groups": (own("optim", "lbfgs"), "lbfgs & configure_optimizers"),
+    "a network that is a path": ("model._target_=./net.py", r"_target_=\./net\.py: give MODULE\.NAME"),
+    "an optimizer of torch of no groups": (
+        "optim._target_=torch.optim.LBFGS optim.momentum=null optim.weight_decay=null optim.nesterov=null",
+        "LBFGS & parameter groups & closure & configure_optimizers & train_step",
+    ),
     "an optimizer that needs a closure": (own("trainer", "NeedsClosure"), "LBFGS.step & closure & train_step"),
     "an optimizer of matrices alone": (own("optim", "muon"), "muon & configure_optimizers"),
     "other images to test": (fault("other test images"), "6, 8 & test"),
@@ -529,6 +534,41 @@ def test_an_epoch_that_goes_on_past_its_length_ends_the_run(tmp_path, error):
     with error("epoch 1 goes on after twice as many steps as the loader's length says, 2: .*__len__"):
         train(tmp_path, IMAGES, lying(640, 64), "train.epochs=2 train.batch_size=32")
     assert len(steps(tmp_path)) <= 5
+
+
+class SharpnessAware(torch.optim.SGD):
+    def step(self, closure=None):
+        assert closure is not None, "it requires closure"
+
+
+def test_an_optimizer_that_refuses_to_step_is_named_with_its_words(tmp_path, error):
+    with error(r"SharpnessAware\.step\(\) failed \(it requires closure", "train_step of your own"):
+        train(tmp_path, own("optim", "SharpnessAware"))
+
+
+class Growing(Lying):
+    """Gives more samples in each epoch."""
+
+    def set_epoch(self, epoch):
+        self.gives = 64 + 32 * epoch
+
+
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_a_later_epoch_of_another_length_is_said_once(tmp_path, caplog, epochs):
+    sampler = lying(64, 64).replace(f"{EXTENSIONS}.Lying", f"{__name__}.Growing")
+    train(tmp_path, IMAGES, sampler, f"train.epochs={epochs}")
+    assert caplog.text.count("epoch 2 had 6 steps, by its loader's length 4") == 1
+    assert caplog.text.count("by its loader's length") == 1
+
+
+class ReturnsDict(Trainer):
+    def training_step(self, batch):
+        return {"loss": super().training_step(batch)[0], "images": batch["image"]}
+
+
+def test_a_step_that_returns_a_dict_is_told_so_without_its_numbers(tmp_path, error):
+    with error("training_step returned dict: return the mean loss"):
+        train(tmp_path, IMAGES, own("trainer", "ReturnsDict"))
 
 
 def test_a_collate_function_that_returns_none_is_named(tmp_path, error):

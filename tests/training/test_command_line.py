@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
@@ -141,6 +142,12 @@ def test_without_linux_train_py_reads_in_threads_and_says_so_once(python, tmp_pa
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "train.log").read_text().count("samples are read in a thread") == 1
     assert summary_of(tmp_path / "out")["num_workers"] == 2
+
+
+def test_train_py_starts_where_python_leaves_out_its_folder(tmp_path):
+    command = [sys.executable, CONF.parent / "train.py", "--cfg", "job"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONSAFEPATH": "1"}, capture_output=True)
+    assert done.returncode == 0, done.stderr
 
 
 # Sweeps

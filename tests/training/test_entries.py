@@ -109,7 +109,7 @@ SETTINGS = {
     "model.size=large": "model",
     "model=small_cnn model.width=wide": "model.width=wide",
     "model=small_cnn model.width=-3": "width=-3",
-    "model._target_=torchvision.models.resnet18": "(?m)^error: model: torchvision.models.resnet18 cannot use .*size",
+    "model._target_=torchvision.models.resnet18": "error: model: torchvision.models.resnet18 cannot be built .*size",
     "model=3": "int",
     "model._target_=builtins.dict": "model",
     "optim._target_=builtins.dict": "optim",

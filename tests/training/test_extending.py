@@ -1060,7 +1060,7 @@ def test_an_epoch_is_an_epoch_whatever_its_sampler_says(tmp_path, caplog, gives,
     summary = train(tmp_path, lying(gives, says), f"train.epochs=3 loader={loader} schedule={schedule}")
     assert summary["epochs"] == 3 and checkpoint(tmp_path)["step"] == 3 * gives // 32
     assert logged(tmp_path, "epoch", "test_loss") == [1, 2, 3]
-    warnings = [text for text in caplog.messages if "early or late" in text]
+    warnings = [text for text in caplog.messages if "by its loader's length" in text]
     assert len(warnings) == 1 and f"{gives // 32} steps" in warnings[0] and f"{says // 32}" in warnings[0]
 
 

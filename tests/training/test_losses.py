@@ -325,11 +325,11 @@ def test_a_loss_without_a_gradient_is_refused_by_the_name_of_what_returned_it(tm
         (Constant(None), "Constant.default_loss"),
     ):
         vars(trainer)["task"] = task
-        with refused(rf"^{name} returned 0 without a gradient.*return outputs\.sum\(\) \* 0"):
+        with refused(rf"^{name} returned 0 without a gradient.*return outputs\[:0\]\.sum\(\)"):
             trainer.loss_of(batch)
-    with refused(r"ConstantStep.training_step returned \(\): .*outputs\.sum\(\) \* 0"):
+    with refused(r"ConstantStep.training_step returned \(\): .*outputs\[:0\]\.sum\(\)"):
         train(tmp_path, *FAST, f"trainer._target_={__name__}.ConstantStep")
-    vars(trainer)["task"] = Task(None, loss=lambda outputs, labels: outputs.sum() * 0)
+    vars(trainer)["task"] = Task(None, loss=lambda outputs, labels: outputs[:0].sum())
     assert trainer.loss_of(batch) == 0
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 
@@ -31,6 +32,17 @@ def test_an_ignored_signal_stays_ignored():
         os.kill(os.getpid(), signal.SIGINT)
     signal.signal(signal.SIGINT, before)
     assert not signals.received
+
+
+def test_a_forked_worker_does_not_hear_the_signal_of_the_run():
+    with StopSignals() as signals, signals.at_once():
+        child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                signal.raise_signal(signal.SIGUSR1)
+                os._exit(signals.received)
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

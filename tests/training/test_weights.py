@@ -98,6 +98,17 @@ def test_weights_that_are_new_in_a_layer_or_not_used_of_it_are_named_if_others_o
     assert "not in it: none; not used: fc.lora_A, head" in caplog.text
 
 
+def test_a_weight_that_layers_share_is_not_new_if_the_file_has_it_by_one_name(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    tied = nn.ModuleDict({"embed": nn.Embedding(3, 2), "head": nn.Linear(2, 3, bias=False), "fc": nn.Linear(2, 2)})
+    tied["head"].weight = tied["embed"].weight
+    saved = {name: value + 1 for name, value in tied.state_dict().items() if not name.startswith(("head", "fc"))}
+    torch.save(saved, tmp_path / "w.pt")
+    load(tmp_path / "w.pt", tied)
+    assert torch.equal(tied["head"].weight, saved["embed.weight"])
+    assert "not in it: fc; not used: none" in caplog.text
+
+
 class Shifted(nn.Module):
     """Has a buffer that is None until the first forward pass, and one that stays None: it has no statistics."""
 

@@ -272,7 +272,16 @@ def test_other_data_can_be_evaluated_by_single_keys_or_by_another_dataset(traine
             FinishedRun(trained, [other])
     with refused("has no validation set"):
         FinishedRun(trained).dataset("val")
-    for wrong in ("data=nothing", "data.root=[", "train.epochs=two", "trian.epochs=1", "="):
+    for wrong in (
+        "experiment=fashion_fast",
+        "logger=[]",
+        "+augment.mixup=1",
+        "data=nothing",
+        "data.root=[",
+        "train.epochs=two",
+        "trian.epochs=1",
+        "=",
+    ):
         with refused(rf"^{re.escape(wrong)} cannot be used|train\.epochs"):
             FinishedRun(trained, [wrong])
 
