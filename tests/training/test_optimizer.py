@@ -7,6 +7,7 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from models.small_cnn import SmallCNN
 from tests.configs import TWO_PARTS, checkpoint, steps, train
@@ -26,6 +27,15 @@ def test_weights_decay_and_biases_and_norms_do_not_and_a_checkpoints_state_fits_
     freeze(model, ["features"])
     for before, group in zip((decayed, others), build_optimizer(model, SGD).param_groups, strict=True):
         assert [*map(id, before["params"])] == [*map(id, group["params"])]
+
+
+def test_an_orthogonal_weight_stays_orthogonal():
+    layer = parametrizations.orthogonal(nn.Linear(8, 3))
+    optimizer = build_optimizer(layer, {"_target_": "torch.optim.SGD", "lr": 0.1, "weight_decay": 0.1})
+    for _ in range(2):
+        layer(torch.randn(4, 8)).square().sum().backward()
+        optimizer.step()
+    assert torch.allclose(layer.weight @ layer.weight.T, torch.eye(3), atol=1e-5)
 
 
 @pytest.mark.parametrize(
