@@ -262,6 +262,19 @@ def check_labels(dataset: Any, task: Task, first: Batch | None = None) -> None:
             )
 
 
+def warn_of_one_set(datasets: list[Any], first: Batch, first_tested: Batch) -> None:
+    """Warns if the test set seems to be the training set: it has as many samples, and the first ones are equal."""
+    if any(map(is_stream, datasets)) or len({*map(len, datasets)}) > 1:
+        return
+    are_tensors = all(isinstance(value, Tensor) for value in first.values())
+    if are_tensors and are_equal_batches(first, first_tested):
+        log.warning(
+            "%s has as many test samples as training samples, and the first ones are equal: if all are, scores are of "
+            "samples that are trained on; read others if `train` is false, or none, with data.val_fraction=0.1",
+            type(datasets[0]).__name__,
+        )
+
+
 def wrong_label(labels: Tensor, below: int, ignored: int | None) -> int | None:
     """The row of the first label that is no class; None if there is none.
 

@@ -637,6 +637,7 @@ CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100
         (f"+callbacks.mine._target_={__name__}.Returns", "on_end of callbacks.mine returned [7"),
         (f"trainer._target_={__name__}.ForgetsToStep", "no optimizer has stepped in an epoch"),
         (f"{IMAGES} data._target_={__name__}.NoneValidates", "no sample of the training set validates"),
+        (f"{IMAGES} data.test_length=64", "Images has as many test samples as training samples, and the first"),
         (f"{IMAGES} data._target_={__name__}.OtherLabels", "`labels` of OtherLabels begins with"),
         (f"{IMAGES} data._target_={__name__}.OwnPath data.val_fraction=0.25", "OwnPath.path is not used"),
         (f"{IMAGES} data._target_={__name__}.OwnPath data.val_fraction=0.25", "OwnPath are known by their positions"),
