@@ -51,9 +51,8 @@ class Seeder:
         self._held = Held(self._called, self._callables_only)
         self._held.follow_code()
         worker = get_worker_info()
-        if (
-            worker is None or object.__getattribute__(worker, "id") == 0
-        ):  # a stream's info notes who asks for worker.id
+        number = 0 if worker is None else object.__getattribute__(worker, "id")  # a stream notes who asks by worker.id
+        if number == 0:
             for kind in self._held.iterators:
                 warn_once(ITERATOR, kind)
         reseeds = [(generator, reseeder(generator)) for generator in self._held.generators.values()]
