@@ -97,6 +97,7 @@ class ImageFolder(ImageFiles):
     """
 
     fits_task = "classification"  # its labels are places in `classes`, also if folders have numbers as names
+    has_links = False  # among its files
 
     @guarded
     def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:
@@ -127,11 +128,12 @@ class ImageFolder(ImageFiles):
                 raise DataError(
                     f"{folder} is a class that {root / 'train'} does not have: remove it, or rename it to one of these"
                 )
-            images, left_out = find_images(folder)
+            images, left_out, are_links = find_images(folder)
             if not images:
                 raise DataError(f"{folder} has no images ({', '.join(SUFFIXES)}); add some or remove it")
             self._folders[number] = name
             files += images
+            self.has_links |= are_links
             counts.append(len(images))
             others += [f"{name}/{other}" for other in left_out]
         warn_of_left_out(self.folder, others)
@@ -144,6 +146,8 @@ class ImageFolder(ImageFiles):
         """CLASS/FILE of each image, bytes (N,): the same wherever the folder is. See `one_name`."""
         classes = np.array([os.fsencode(f"{name}/") for name in self.classes])
         names = np.char.add(classes[self.labels], self.files)
+        if not self.has_links:
+            return names
         return np.array(one_name([self.path(index) for index in range(len(self))], names.tolist()), dtype=names.dtype)
 
     def path(self, index: int) -> str:
@@ -180,25 +184,29 @@ def folder_names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_hidden(entry.name))
 
 
-def find_images(folder: str | Path) -> tuple[list[str], list[str]]:
-    """The images in a folder and its subfolders, in torchvision's order, and the other files, as relative paths.
+def find_images(folder: str | Path) -> tuple[list[str], list[str], bool]:
+    """The images in a folder and its subfolders, in torchvision's order, and the other files, as relative paths; and
+    whether some files are links.
 
     An image has one of SUFFIXES, in any case; no part of its path is hidden. Links are followed: see `walk`.
     """
     images = list[str]()
     others = list[str]()
-    for below, names in sorted(walk(folder)):
+    has_links = False
+    for below, names, are_links in sorted(walk(folder)):
+        has_links |= are_links
         for name in sorted(names):
             path = f"{below}/{name}" if below else name
             if path.lower().endswith(SUFFIXES) and not is_hidden(path):
                 images.append(path)
             else:
                 others.append(path)
-    return images, others
+    return images, others, has_links
 
 
-def walk(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
-    """Yields each folder in and below `folder`, as a relative path, with the names of its files. Follows links.
+def walk(folder: str | Path) -> Iterator[tuple[str, list[str], bool]]:
+    """Yields each folder in and below `folder`, as a relative path, with the names of its files, and whether some of
+    these are links. Follows links.
 
     Reads each real folder once, and never a folder that contains `folder`: links may lead back to it, or in circles.
     """
@@ -206,20 +214,30 @@ def walk(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
     seen = {identity(top)}
     if os.path.islink(top) and seen & ancestors(top):
         return
-    for path, folders, names in os.walk(top, onerror=refuse, followlinks=True):
-        yield path[len(top) :].lstrip(os.sep), names
-        paths = [os.path.join(path, name) for name in sorted(folders)]
-        folders.clear()  # os.walk goes on with what is put into it
-        for below in sorted(paths, key=os.path.islink):
+    waiting = [top]
+    while waiting:
+        path = waiting.pop()
+        try:
+            entries = [*os.scandir(path)]
+        except OSError as error:
+            reason = f"{error.filename} cannot be read ({error.strerror})"
+            raise DataError(f"{reason}; allow it, or remove the folder") from error
+        folders = sorted(entry.path for entry in entries if is_folder(entry))
+        files = [entry for entry in entries if not is_folder(entry)]
+        yield path[len(top) :].lstrip(os.sep), [entry.name for entry in files], any(map(os.DirEntry.is_symlink, files))
+        for below in sorted(folders, key=os.path.islink):
             number = identity(below)
             leads_back = os.path.islink(below) and number in ancestors(top)
             if number not in seen and not leads_back:
                 seen.add(number)
-                folders.insert(0, os.path.basename(below))
+                waiting.append(below)
 
 
-def refuse(error: OSError) -> None:
-    raise DataError(f"{error.filename} cannot be read ({error.strerror}); allow it, or remove the folder") from error
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or to where one may not look
+        return False
 
 
 def identity(folder: str) -> object:

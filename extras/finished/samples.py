@@ -117,7 +117,7 @@ def image_files(inputs: Sequence[str]) -> list[str]:
         if not os.path.exists(name):
             raise DataError(f"{name} does not exist: give image files, folders or .txt files of paths")
         if os.path.isdir(name):
-            images, others = find_images(name)
+            images, others, _ = find_images(name)
             warn_of_left_out(name, others)
             paths += [os.path.join(name, image) for image in images]
         elif name.endswith(".txt"):

@@ -131,8 +131,8 @@ def test_links_may_go_round_in_circles_and_each_real_folder_is_read_once(tmp_pat
     files = paths(ImageFolder(True, tmp_path))
     (tmp_path / "outside").mkdir()
     smooth_image(9, 9).save(tmp_path / "outside" / "x.png")
-    links = {"cat/up": "..", "cat/top": "../..", "dog/me": ".", "dog/me2": ".", "cat/a": tmp_path / "outside"}
-    links |= {"cat/b": tmp_path / "outside", "../outside/back": train / "cat"}
+    links = {"cat/up": "..", "cat/itself": "itself", "cat/top": "../..", "dog/me": ".", "dog/me2": "."}
+    links |= {"cat/a": tmp_path / "outside", "cat/b": tmp_path / "outside", "../outside/back": train / "cat"}
     for name, target in links.items():
         (train / name).symlink_to(target)
     dataset = ImageFolder(True, tmp_path)
