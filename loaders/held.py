@@ -23,7 +23,8 @@ and calls no code of the user's. Three kinds of objects are not walked like that
 - The items of a long container come last, and so do the results that a cache has kept.
 
 Shared memory is compared too. Changes outside the objects are not seen: in the process of a multiprocessing.Manager,
-or in a file. So an array on read-only memory of another object, which may be a file, is compared by identity alone.
+in a semaphore (the flag of an Event), or in a file. So an array on read-only memory of another object, which may be a
+file, is compared by identity alone.
 """
 
 import ctypes

@@ -29,17 +29,22 @@ class Progress:
         self.epoch = 0  # complete epochs so far
         self.position: Any = None
         self._batches = 0  # of the newest epoch so far
+        self._length = steps_per_epoch  # of this epoch, by the loader's length now
         self._has_warned = False
+
+    def begin_epoch(self, length: int) -> None:
+        """length: the loader's, now that dataset and sampler know the epoch."""
+        self._length = length
 
     def end_step(self, position: Any) -> None:
         """Counts a step. Raises ConfigError in an epoch that goes on: its sampler may have no end."""
         self.step += 1
         self._batches = self.position.batch + 1
         self.position = position
-        if position.batch > 2 * self.steps_per_epoch:
+        if position.batch > 2 * self._length:
             raise ConfigError(
                 f"epoch {self.epoch + 1} goes on after twice as many steps as the loader's length says, "
-                f"{self.steps_per_epoch}: let the sampler end after as many samples as its __len__ says"
+                f"{self._length}: let the sampler end after as many samples as its __len__ says"
             )
 
     def end_epoch(self) -> None:

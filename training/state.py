@@ -16,6 +16,7 @@ from training.config import ConfigError
 from training.optimizer import resume_optimizer, saved_optimizer, set_optimizer_mode
 from training.processes import is_sweep
 from training.resume import (
+    LIMITS,
     OF_LOADER,
     Origin,
     changes_since,
@@ -116,13 +117,23 @@ def load_origin(run: Run) -> None:
     if origin.state is None:
         return
     state = origin.state
+    position = state["loader"]
+    run.tell_dataset(max(position["epoch"] - (position["samples"] == 0), 0))  # the epoch in which it was saved
     changed = changes_since(state, run.trainer.settings, run.train_loader.state_dict(), run.fingerprint)
     limit = run.progress.limit_at(state["step"], state["loader"]["epoch"])
-    summary = run.processes.from_main(run.results.earlier_summary) if limit else None
+    # The summary goes when a run trains on, so that of one which no limit has ended is of one that a callback has.
+    is_same = not any(key.startswith((*LIMITS, "callbacks.")) for key in changed)
+    summary = run.processes.from_main(run.results.earlier_summary) if limit or (origin.is_own and is_same) else None
     check_same_run(run.folder, changed, origin.is_own and is_sweep(), summary is not None)
     log.info("resuming after step %d; changed settings: %s", state["step"], sentences(changed) or "none")
     if limit:
         log.info("this run has finished: to continue it, use %s and raise %s", resume_of(run.folder), limit)
+    elif summary is not None:
+        log.info(
+            "this run has finished, as a callback ended it: to continue it, use %s and change a setting of that "
+            "callback, such as callbacks.best.early_stop",
+            resume_of(run.folder),
+        )
     if summary is not None:
         run.summary = summary
     else:

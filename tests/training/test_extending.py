@@ -213,13 +213,17 @@ def test_a_state_that_cannot_be_read_again_is_named_when_it_is_saved(tmp_path, e
     assert not (tmp_path / "checkpoints" / "step-0000003.pt").exists()
 
 
-def test_a_run_ends_early_when_its_score_does_not_improve(tmp_path, caplog):
+def test_a_run_ends_early_when_its_score_does_not_improve(tmp_path, caplog, error):
     caplog.set_level("INFO")
     stuck = "optim.lr=0 callbacks.best.early_stop=2 train.epochs=9 task.metric=loss train.keep_checkpoints=9"
-    assert train(tmp_path, stuck)["epochs"] == 3, "an equal score is no better one"
+    first = train(tmp_path, stuck)
+    assert first["epochs"] == 3, "an equal score is no better one"
     assert checkpoint(tmp_path)["step"] == 8 * 3 and "stopped the run after epoch 3 of 9" in caplog.text
-    again = train(tmp_path, stuck, "train.log_interval=2")
-    assert again["epochs"] == 3, "a run that stopped early is not continued by a resume"
+    assert train(tmp_path, stuck) == json.loads((tmp_path / "summary.json").read_text()), "it has finished"
+    assert first["images_per_second"] and "as a callback ended it: to continue it, use" in caplog.text
+    with error("finished run with other settings .*optim.lr is 0.1, was 0"):
+        train(tmp_path, stuck, "optim.lr=0.1")
+    assert train(tmp_path, stuck, "callbacks.best.early_stop=3")["epochs"] == 4
     second = tmp_path / "checkpoints" / "step-0000016.pt"
     assert train(tmp_path / "new", stuck, f"train.resume={second}")["epochs"] == 3, (
         "the count goes on in another folder"

@@ -257,6 +257,7 @@ CONFIGS = {
     "a rate that a callback sets, cosine": f"{PLATEAU} schedule=cosine",
     "a rate that a callback changes in place": f"trainer._target_={__name__}.RateOfTensor schedule=constant "
     f"+callbacks.cools._target_={__name__}.Cools train.epochs=3",
+    "a set that grows": f"data._target_={EXTENSIONS}.Curriculum data.length=48 train.batch_size=16 train.epochs=3",
     "stream": f"data._target_={EXTENSIONS}.Stream train.steps_per_epoch=9 train.batch_size=16 loader.streams=4 "
     "loader.shuffle_buffer=20",
 }
@@ -442,6 +443,7 @@ LOOKS = CHANGES[-1]
         ("a rate that a callback sets, each step", "8 SIGTERM, 13 SIGTERM", ", , "),
         ("a rate that a callback sets, cosine", "8 SIGTERM, 13 SIGTERM", ", , "),
         ("a rate that a callback changes in place", "8 SIGTERM, 13 SIGTERM", ", , "),
+        ("a set that grows", "1 SIGTERM, 3 SIGTERM, 5 error, 12 SIGTERM", "torch 0, workers 1, workers 0, torch 0, "),
         ("stream", "5 SIGTERM, 12 error", "workers 2, workers 0, workers 1"),
         ("stream", "6 SIGTERM", f"{LOOKS}, {LOOKS}"),
     ],
