@@ -108,11 +108,11 @@ def export_program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedPro
         with torch.no_grad():
             return torch.export.export(model, inputs, dynamic_shapes=shapes)
     except Exception as error:  # torch raises many kinds, with pages of advice
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"torch.export cannot export {type(model).__name__} ({reason}): if `forward` has an `if` on the values of "
-            "a tensor, use torch.where or torch.cond"
-        ) from error
+        reason, _, more = str(error).strip().partition("\n")
+        remedy = "if `forward` has an `if` on the values of a tensor, use torch.where or torch.cond"
+        if "specialized" in more:
+            remedy = "`forward` makes a number of the batch's size, as int(x.shape[0]) does: use x.shape[0], or -1"
+        raise ConfigError(f"torch.export cannot export {type(model).__name__} ({reason}): {remedy}") from error
 
 
 def write_pt2(model: nn.Module, inputs: Inputs, names: dict[str, list[str]], path: Path) -> Exported:

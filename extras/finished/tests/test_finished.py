@@ -51,17 +51,20 @@ class Table:
 
 
 class MLP(nn.Module):
-    """unlike: the exported program computes something else. decides: by the values of its input."""
+    """unlike: the exported program computes something else. decides: by values. counts: its samples."""
 
-    def __init__(self, unlike=False, decides=False, **_):
+    def __init__(self, unlike=False, decides=False, counts=False, **_):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
         self.unlike = unlike
         self.decides = decides
+        self.counts = counts
 
     def forward(self, left, right):
         if self.decides and left.sum() > 0:
             left = -left
+        if self.counts:
+            left = left.reshape(int(left.shape[0]), 3)
         return self.layers(torch.cat([left, right], 1)) + (self.unlike and torch.compiler.is_exporting())
 
 
@@ -673,6 +676,7 @@ def test_weights_are_exported_as_safetensors_or_a_sentence_says_what_to_install(
     ("setting", "said"),
     [
         ("+model.unlike=true", r"model\.pt2 computes different outputs: .* differ by up to 1, "),
+        ("+model.counts=true", r"^torch.export cannot export MLP .* makes a number of the batch's size[^\n]+$"),
         ("+model.decides=true", r"^torch.export cannot export MLP \([^\n]+\): if `forward` has an `if`[^\n]+$"),
     ],
 )
