@@ -59,13 +59,15 @@ WRAPPER = re.compile(r"(module|_orig_mod|model)\.")  # what DDP, torch.compile a
 class Weights:
     """The tensors of a file, by name, and what a checkpoint says of the data that they were trained on.
 
-    classes: their names, if these are known. data: the fingerprint of the training set.
+    classes: their names, if these are known. data: the fingerprint of the training set. others: the names of weights
+    in the file that are not among `tensors`, such as an average beside them.
     """
 
     path: Path
     tensors: dict[str, Tensor]
     classes: list[str] | None
     data: dict[str, Any] | None
+    others: list[str]
 
 
 @dataclass
@@ -218,13 +220,17 @@ def read_weights(path: Path) -> Weights:
             content = read_file(path)
         classes = None
         data = None
+        beside: dict[str, Any] = {}
         if is_checkpoint(content):
             state = upgrade(content, path)
             classes = state["classes"]
             data = state["data"]
             content = evaluated_weights(state)
+            beside = {f"others.{name}": weights for name, weights in state["others"].items()}
         for key in ("state_dict", "model_state_dict", "model"):  # below which programs save them
-            content = content.get(key, content)
+            if key in content:
+                beside |= {name: value for name, value in content.items() if name != key}
+                content = content[key]
         named = content.items()
         tensors = {name: value for name, value in named if isinstance(name, str) and isinstance(value, Tensor)}
         if content and not tensors:
@@ -233,7 +239,12 @@ def read_weights(path: Path) -> Weights:
                 f"train.init_from: {path} has no tensors, but {keys}: save one of these alone, or below the key "
                 "`model`"
             )
-        return Weights(path, tensors, classes, data)
+        others = [str(name) for name, value in beside.items() if isinstance(value, dict) and has_tensors(value)]
+        return Weights(path, tensors, classes, data, others)
+
+
+def has_tensors(weights: dict[Any, Any]) -> bool:
+    return any(isinstance(value, Tensor) for value in weights.values())
 
 
 def evaluated_weights(state: State) -> dict[str, Tensor]:
@@ -283,7 +294,7 @@ def load_weights(source: Weights, model: nn.Module, device: torch.device) -> Non
         len(own),
         source.path,
         listed(sorted(new)) or "none",
-        listed(sorted(unused)) or "none",
+        listed([*source.others, *sorted(unused)]) or "none",
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.configs import checkpoint, differences, differing_weights, stop, train
+from tests.configs import checkpoint, differences, differing_weights, separate, stop, train
 from tests.data.reading import refused
 from training.resume import fill_buffers, load_module, load_weights, read_weights
 from training.stopping import Stopped
@@ -77,6 +77,19 @@ def test_a_layer_of_another_size_stays_new_as_a_whole_and_is_named(tmp_path, cap
     assert "new, of another size or not in it: 3; not used: head" in caplog.text
     assert torch.equal(ours[0].weight, theirs[0].weight) and torch.equal(ours[1].weight, theirs[1].weight)
     assert torch.equal(ours[3].weight, untouched[3].weight) and torch.equal(ours[3].bias, untouched[3].bias)
+
+
+def test_weights_beside_those_that_are_loaded_are_named_as_not_used(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    weights = network(seed=1).state_dict()
+    optimizer = {"state": {0: {"step": torch.zeros(())}}, "param_groups": []}
+    torch.save({"state_dict": weights, "state_dict_ema": weights, "optimizer": optimizer}, tmp_path / "w.pt")
+    load(tmp_path / "w.pt", network())
+    assert "not in it: none; not used: state_dict_ema" in caplog.text.splitlines()[-1]
+    run = separate("callbacks/standard=[] train.max_steps=1")
+    train(tmp_path / "first", *run, "task.loss={_target_: torch.nn.CrossEntropyLoss, weight: [1,1,1,1,1,1,1,1,1,2]}")
+    train(tmp_path / "second", *run, f"train.init_from={tmp_path / 'first'}")
+    assert "not in it: none; not used: others.task\n" in caplog.text
 
 
 class Adapted(nn.Linear):
