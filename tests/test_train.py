@@ -90,7 +90,9 @@ def test_a_finished_run_returns_its_summary_unless_more_is_asked_for_or_its_file
     with refused(rf"{tmp_path}/summary\.json is damaged"):
         train(tmp_path, once)
     (tmp_path / "summary.json").unlink()  # as if it had been killed before
+    caplog.clear()
     again = train(tmp_path, once)
+    assert "no step is left to train: to continue it" in caplog.text and "has finished" not in caplog.text
     assert again["test_accuracy"] == summary["test_accuracy"]
     assert again["images_per_second"] is None and again["verdict"] == "not measured: no step was timed"
     with (tmp_path / "metrics.jsonl").open("a") as file:

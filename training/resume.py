@@ -191,16 +191,17 @@ def check_same_run(folder: Path, changed: dict[str, str], is_job: bool, has_fini
     is_job: whether this run is a job of a sweep, which gives its folders by number, and that folder is its own.
     has_finished: whether the summary of that run is to be returned. Any other run may continue with what has changed.
     """
-    remedy = "train.resume=null to train in this one again"
     of_speed = () if has_finished else OF_SPEED
     if is_job and (differing := sentences(changed, (*OF_FILES, *OF_LOADER, *OF_DATA, *of_speed))):
         raise ConfigError(
-            f"{folder} has a job of other values ({differing}): choose another hydra.sweep.dir, or {remedy}"
+            f"{folder} has a job of other values ({differing}): choose another hydra.sweep.dir, or set "
+            "train.resume=null to train in this one again"
         )
     if has_finished and sentences(changed, (*OF_FILES, *LIMITS)):
         differing = sentences(changed)
         raise ConfigError(
-            f"{folder} has a finished run with other settings ({differing}): choose another folder, or {remedy}"
+            f"{folder} has a finished run with other settings ({differing}): for a new run set train.resume=null, and "
+            f"to train in this folder again hydra.run.dir={folder}, too"
         )
 
 

@@ -127,7 +127,8 @@ def load_origin(run: Run) -> None:
     check_same_run(run.folder, changed, origin.is_own and is_sweep(), summary is not None)
     log.info("resuming after step %d; changed settings: %s", state["step"], sentences(changed) or "none")
     if limit:
-        log.info("this run has finished: to continue it, use %s and raise %s", resume_of(run.folder), limit)
+        found = "no step is left to train" if summary is None else "this run has finished"
+        log.info("%s: to continue it, use %s and raise %s", found, resume_of(run.folder), limit)
     elif summary is not None:
         log.info(
             "this run has finished, as a callback ended it: to continue it, use %s and change a setting of that "
@@ -170,7 +171,7 @@ def load_state(run: Run, state: State, changed: dict[str, str]) -> None:
         reason = reason_of(error)[:300]
         raise ConfigError(
             f"train.resume: the checkpoint of step {state['step']} does not fit this run ({settings}): {reason}; undo "
-            f"these changes, or train in another folder than {run.folder} (hydra.run.dir), or with train.resume=null"
+            "these changes, or begin a new run, by train.resume=null"
         ) from error
     if state["own_rates"]:
         lr = trainer.optimizers[0].param_groups[0]["lr"]

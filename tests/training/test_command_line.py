@@ -293,6 +293,14 @@ def test_a_resume_that_only_says_that_the_run_has_finished_changes_no_setting_of
     assert checkpoint(out)["step"] == 4
 
 
+def test_a_finished_run_with_other_settings_is_trained_again_as_the_refusal_says(command, out):
+    again = f"hydra.run.dir={out}"
+    refusal = command("train.resume=out", "optim.lr=0.5", ends_with=1)
+    assert "set train.resume=null" in refusal and f"in this folder again {again}, too" in refusal
+    command(*FAST, "optim.lr=0.5", "train.resume=null", again)
+    assert checkpoint(out)["config"]["optim"]["lr"] == 0.5
+
+
 def test_a_second_run_in_a_folder_ends_in_a_sentence_with_the_first_ones_process(command, python, out):
     hold = f"""
 import signal, sys

@@ -218,7 +218,8 @@ def test_a_run_ends_early_when_its_score_does_not_improve(tmp_path, caplog, erro
     stuck = "optim.lr=0 callbacks.best.early_stop=2 train.epochs=9 task.metric=loss train.keep_checkpoints=9"
     first = train(tmp_path, stuck)
     assert first["epochs"] == 3, "an equal score is no better one"
-    assert checkpoint(tmp_path)["step"] == 8 * 3 and "stopped the run after epoch 3 of 9" in caplog.text
+    assert checkpoint(tmp_path)["step"] == 8 * 3
+    assert "callbacks.best (early_stop=2) stopped the run after epoch 3 of 9" in caplog.text
     assert train(tmp_path, stuck) == json.loads((tmp_path / "summary.json").read_text()), "it has finished"
     assert first["images_per_second"] and "as a callback ended it: to continue it, use" in caplog.text
     with error("finished run with other settings .*optim.lr is 0.1, was 0"):
