@@ -96,7 +96,7 @@ class Mix(ConcatDataset[Any]):
         specs = [part.sample_spec() for part in parts.values() if offers(part, "read_batch")]
         self._spec = specs[0] if specs else None
         if len(specs) == len(parts):
-            self._check_common("image_size", specs)
+            self._check_common("sample_spec (as by image_size)", specs)
 
     def _check_common(self, key: str, values: list[Any]) -> None:
         """Raises DataError unless all parts have the same value."""

@@ -145,7 +145,9 @@ class Cache:
         with suppress(OSError), self._locked() as (end, size):
             os.ftruncate(self._fd, end)
             if end < size:
-                log.warning("data.cache: %s: it is full, and further images are read from their files", reason)
+                log.warning(
+                    "data.cache: %s: nothing more is stored, and further images are read from their files", reason
+                )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Cache, (*self._arguments, True)

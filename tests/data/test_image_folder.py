@@ -1,3 +1,4 @@
+import errno
 import logging
 import os
 import re
@@ -10,7 +11,7 @@ import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps, features
 
-from data.errors import printable, read_lines
+from data.errors import DataError, printable, read_lines
 from data.image_folder import ImageFolder, find_images
 from data.images import decoding
 from data.images.crops import CROP_ATTEMPTS, random_crop
@@ -237,6 +238,18 @@ def test_a_file_that_cannot_be_read_is_named_also_if_its_name_is_not_utf_8(one_i
     for read in (lambda: dataset[0], lambda: read_batch(dataset, 1)):
         with refused(re.escape(printable(str(path))) + r" cannot be read .*\(.+; replace"):
             read()
+
+
+def test_what_the_system_refuses_is_not_put_down_to_the_image(one_image, monkeypatch):
+    dataset = one_image(noisy_image(60, 40), True, "b.png", {"format": "png"}, image_size=32)
+
+    def refused_open(*arguments, **options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("builtins.open", refused_open)
+    with pytest.raises(DataError) as refusal:
+        dataset[0]
+    assert "Too many open files" in str(refusal.value) and "as an image" not in str(refusal.value)
 
 
 def test_folders_of_val_may_differ_from_those_of_train_in_case_and_in_how_accents_are_written(tmp_path):

@@ -158,7 +158,11 @@ def test_a_mixture_prepares_new_images_as_the_part_does_whose_test_set_is_used()
             {"classes": ["a", "b"]},
             "data.parts.c has classes that data.classes does not have, c",
         ),
-        (PARTS | {"c": partial(arrays, side=9)}, {}, "data.parts.c has another image_size than a: "),
+        (
+            PARTS | {"c": partial(arrays, side=9)},
+            {},
+            "data.parts.c has another sample_spec (as by image_size) than a: ",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused_in_a_sentence(parts, keys, sentence):

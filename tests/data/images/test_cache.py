@@ -227,7 +227,7 @@ def test_a_full_disk_is_said_once_and_images_are_right(make, uncached, caplog, m
     for _ in range(2):
         assert torch.equal(everything(dataset), expected)
     assert stored(dataset) == []
-    assert len(calls) == 2 and caplog.text.count("No space left on device: it is full") == 1
+    assert len(calls) == 2 and caplog.text.count("No space left on device: nothing more is stored") == 1
 
 
 @pytest.mark.parametrize("at", ["pixels", "record"])
