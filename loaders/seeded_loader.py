@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset
 
-from .arguments import as_index, checked_epoch
+from .arguments import LoaderConfigError, as_index, checked_epoch
 from .held import contents_of
 from .iterators import IN_USE, Consumer, EpochIterator, Position
 from .order import Order
@@ -79,8 +79,7 @@ class SeededLoader(WorkerLoader[T_co]):
             return
         name = type(self.dataset).__name__
         if self._length != before[0]:
-            sentence = "%s had %d samples and has %d now: this epoch uses the new length, and the workers restart"
-            log.warning(sentence, name, before[0], self._length)
+            log.warning("%s had %d samples before, and has %d from this epoch on", name, before[0], self._length)
         else:
             log.info("attributes of %s, or of collate_fn, have changed: it is read anew", name)
         self._engine = None  # if the next lines fail, the next iter() builds it
@@ -219,8 +218,8 @@ class SeededLoader(WorkerLoader[T_co]):
 
     def _check_state(self, state: dict[str, Any]) -> None:
         """Raises ValueError if the state is another loader's, or is not a loader's state."""
-        if not isinstance(state, Mapping):
-            raise ValueError(f"load_state_dict({state!r}): give it a state that state_dict() returned")
+        if not isinstance(state, Mapping) or "version" not in state:
+            raise ValueError(f"load_state_dict({str(state)[:200]}): give it a state that state_dict() returned")
         for key, ours in {"version": VERSION, **self._identity()}.items():
             if state.get(key) != ours:
                 raise ValueError(
@@ -253,6 +252,12 @@ class SeededLoader(WorkerLoader[T_co]):
         batched = self._auto_collation
         epoch = consumer.position.epoch
         if isinstance(self.sampler, OrderSampler):
+            kind = type(self.batch_sampler)
+            if batched and kind is not BatchSampler:
+                raise LoaderConfigError(
+                    f"{type(self).__name__}.batch_sampler was replaced, by a {kind.__name__}, which a loader with a "
+                    "seed does not read: leave out the seed, or give the argument batch_sampler"
+                )
             return OrderPlan(order, epoch, batched)
         if self.batch_size is None:
             return SamplerPlan(Watched(self._index_sampler), None, order.seed, epoch, batched)
@@ -263,10 +268,10 @@ class SeededLoader(WorkerLoader[T_co]):
         kind = "sampler" if self.batch_size is not None else "batch_sampler"
         mixture = {} if order.mixture is None else {"mixture": order.mixture.as_dict()}
         return {
+            "order": order.kind if isinstance(self.sampler, OrderSampler) else kind,  # first: others follow from it
             "seed": order.seed,
             "dataset_length": length_or_maxsize(self.dataset),
             "global_batch_size": order.global_batch_size,
-            "order": order.kind if isinstance(self.sampler, OrderSampler) else kind,
             **mixture,
         }
 

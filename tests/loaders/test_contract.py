@@ -173,6 +173,10 @@ def test_a_state_of_another_order_is_refused_with_both_values_and_changes_nothin
     before = saved(loader)
     wrong = [({**before, "seed": 7}, "seed=7", "seed=0"), ({**before, "version": 0}, "version=0", "version=")]
     wrong += [(None, "None", "state_dict()"), ([before], "[{", "state_dict()")]
+    wrong += [({"model": 1}, "model", "state_dict()")]
+    other = make("inline" if case.is_stream else "streams")
+    with other:  # by its order, from which its other entries follow
+        wrong.append((saved(other), "order=", "order="))
     if not case.is_stream:
         wrong += [
             ({**before, "dataset_length": 99}, "dataset_length=99", f"dataset_length={LENGTH}"),

@@ -212,6 +212,13 @@ def test_of_samples_that_make_no_batch_the_one_that_differs_is_named(options):
         list(loader)
 
 
+def test_what_makes_no_batch_even_alone_is_not_put_down_to_a_difference_that_does_no_harm():
+    """An int and a float make a batch; None does not."""
+    samples = [{"score": 0, "mask": None}, {"score": 0.5, "mask": None}]
+    with WorkerLoader(samples, 2, seed=0) as loader, pytest.raises(TypeError, match="NoneType"):
+        list(loader)
+
+
 @pytest.mark.parametrize("samples", [[torch.zeros(3), torch.zeros(4)], [torch.zeros(3), None]])
 def test_without_a_seed_samples_that_make_no_batch_raise_torchs_own_error(samples):
     with pytest.raises((RuntimeError, TypeError)) as expected:

@@ -242,13 +242,15 @@ class Modulo:
 
     def __getitem__(self, index):
         if index == 12:
-            raise KeyError("mine")
+            raise KeyError("mine")  # which is no matter of the index
         return index % 5
 
 
 def test_a_dataset_that_takes_other_indices_is_asked_for_them(reader):
     with WorkerLoader(Modulo(), 2, sampler=[7, 10**9], seed=0, **reader) as loader:
         assert next(iter(loader)).tolist() == [2, 0]
+    with WorkerLoader(Modulo(), 2, sampler=[12], seed=0, **reader) as loader, pytest.raises(IndexError, match="mine"):
+        list(loader)
     with WorkerLoader({"a": 1, "b": 2}, 2, sampler=["a", "b", "c"], seed=0, **reader) as loader:
         batches = iter(loader)
         assert next(batches).tolist() == [1, 2]

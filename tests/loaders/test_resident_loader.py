@@ -280,7 +280,7 @@ def test_after_an_error_of_the_dataset_reading_can_be_tried_again(make):
     ("samples", "words"),
     [
         ([torch.zeros(2), torch.zeros(2), torch.zeros(3)], r"number 2 on are torch.float32 \(3,\), and sample 0 is"),
-        ([(1, "one"), (2, "two")], r"are \(torch.int64 \(\), .*str.*leave the rest out"),
+        ([(1, "one"), (2, "two")], "such as a text.*leave it out"),
     ],
 )
 def test_samples_that_do_not_make_one_tensor_are_refused_in_words(make, samples, words, monkeypatch):
@@ -290,11 +290,11 @@ def test_samples_that_do_not_make_one_tensor_are_refused_in_words(make, samples,
 
 
 def test_indices_that_a_sampler_gives_are_those_of_the_dataset(make):
-    batches = [[-1, 0], [2, -6], [6], [0.5], [torch.tensor(3)]]
+    batches = [[-1, 0], [2, -6], [5, 6], [0.5], [], [torch.tensor(3)]]
     iterator = iter(make(Arrays(6), batch_sampler=batches, batch_size=1, augment=False, shuffle=False))
     assert [next(iterator)["value"].tolist() for _ in range(2)] == [[50, 0], [20, 0]]
-    for number in (6, 0.5):
-        with pytest.raises(IndexError, match=rf"\[{number}\].*\b6\b"):
+    for number in (6, 0.5, ""):
+        with pytest.raises(IndexError, match=rf"\[{number}\]"):
             next(iterator)
     assert next(iterator)["value"].tolist() == [30]
 

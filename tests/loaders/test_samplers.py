@@ -13,7 +13,7 @@ from example_datasets import Numbers, contents, rows
 from example_samplers import AS_BATCHES, BATCH_SIZE, LENGTH, Made, draw_globals, every, over, seed_globals
 from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSampler
 
-from loaders import Preloader, RolloverBatches, WorkerLoader
+from loaders import Preloader, RolloverBatches, SeededLoader, WorkerLoader
 from loaders.errors import warn_once
 
 
@@ -107,6 +107,25 @@ def test_a_resume_within_an_epoch_says_if_the_sampler_has_another_length_in_that
             for state in states:
                 loader.load_state_dict(state)
         assert len([text for text in caplog.messages if "items" in text]) == warns
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1, "persistent_workers": True}])
+def test_a_batch_sampler_that_takes_the_place_of_the_loaders_own_is_refused_with_a_seed(options):
+    """Ultralytics' InfiniteDataLoader and timm's MultiEpochsDataLoader have one that never ends."""
+    with SeededLoader(Numbers(10), 4, seed=0, **options) as loader:
+        object.__setattr__(loader, "batch_sampler", cycle([[0]]))
+        with pytest.raises(ValueError, match="batch_sampler was replaced, by a cycle"):
+            iter(loader)
+
+
+def test_a_new_length_of_the_dataset_is_said_without_a_claim_about_the_samplers(caplog):
+    dataset = Numbers(10)
+    with WorkerLoader(dataset, 4, sampler=[1, 2], seed=0, num_workers=1, persistent_workers=True) as loader:
+        assert rows(loader) == [1, 2]
+        dataset.length = 20
+        assert rows(loader) == [1, 2]
+    (said,) = [text for text in caplog.messages if "samples" in text]
+    assert "10" in said and "20" in said and "uses" not in said
 
 
 class Nested(Numbers):

@@ -70,7 +70,7 @@ def test_ranks_augment_differently(make, num_workers):
 # CachedLoader repeats the first full batches
 
 
-@pytest.mark.parametrize("length", [50, 7])
+@pytest.mark.parametrize("length", [50, 7, 0])
 def test_the_first_full_batches_come_again_and_again_and_the_dataset_is_read_for_them_only(length, closed_later):
     reads = []
 
