@@ -97,6 +97,12 @@ class Replaced(WrittenAnew):
         out["number"] = torch.from_numpy(indices)
 
 
+class Added(WrittenAnew):
+    def read_batch(self, indices, out, random):
+        out["number"][:] = 0
+        out["weight"] = torch.ones(len(indices))
+
+
 class Half(WrittenAnew):
     """Forgets the second half of its rows."""
 
@@ -107,6 +113,11 @@ class Half(WrittenAnew):
 def test_read_batch_that_replaces_a_tensor_is_named_and_rows_that_it_forgets_are_under_debug(reader, monkeypatch):
     with WorkerLoader(Replaced(4), 2, seed=0, **reader) as loader:
         assert "number" in outcomes(loader)[0]
+    with (
+        WorkerLoader(Added(4), 2, seed=0, **reader) as loader,
+        pytest.raises(ValueError, match=r"added.*weight.*add the"),
+    ):
+        list(loader)
     monkeypatch.setenv("LOADERS_DEBUG", "1")
     with WorkerLoader(Half(4), 4, seed=0, **reader) as loader:
         (said,) = outcomes(loader)
