@@ -97,7 +97,7 @@ class ImageFolder(ImageFiles):
     """
 
     fits_task = "classification"  # its labels are places in `classes`, also if folders have numbers as names
-    has_links = False  # among its files
+    _has_links = False  # among its files
 
     @guarded
     def __init__(self, train: bool, root: str | Path | None = None, **crops: Any) -> None:
@@ -133,7 +133,7 @@ class ImageFolder(ImageFiles):
                 raise DataError(f"{folder} has no images ({', '.join(SUFFIXES)}); add some or remove it")
             self._folders[number] = name
             files += images
-            self.has_links |= are_links
+            self._has_links |= are_links
             counts.append(len(images))
             others += [f"{name}/{other}" for other in left_out]
         warn_of_left_out(self.folder, others)
@@ -146,7 +146,7 @@ class ImageFolder(ImageFiles):
         """CLASS/FILE of each image, bytes (N,): the same wherever the folder is. See `one_name`."""
         classes = np.array([os.fsencode(f"{name}/") for name in self.classes])
         names = np.char.add(classes[self.labels], self.files)
-        if not self.has_links:
+        if not self._has_links:
             return names
         return np.array(one_name([self.path(index) for index in range(len(self))], names.tolist()), dtype=names.dtype)
 

@@ -106,7 +106,7 @@ class Names:
     """What an ImageFolder lists, made up: `count` files in a thousand classes. Samples are their labels."""
 
     sample_ids: Any = ImageFolder.sample_ids
-    has_links = False
+    _has_links = False
 
     def __init__(self, count: int) -> None:
         self.classes = tuple(f"n{number:08}" for number in range(1000))
