@@ -224,7 +224,11 @@ class Rows:
         if missing:
             row = missing[0]
             is_of_windows = os.path.exists(paths[row].replace("\\", "/"))
-            remedy = "write / in place of \\ in the table" if is_of_windows else "set data.root, or remove the rows"
+            remedy = (
+                "write / in place of \\ in the table"
+                if is_of_windows
+                else "set data.root, correct the table, or remove the rows"
+            )
             raise DataError(
                 f"{self.where(row)}: {printable(paths[row])} does not exist ({len(missing)} of {len(paths)} files are "
                 f"missing); {remedy}"

@@ -132,6 +132,11 @@ class Mix(ConcatDataset[Any]):
         sample: Any = super().__getitem__(index)  # type: ignore[no-untyped-call]  # torch has no types here
         if self._spec is None:
             return sample
+        if not isinstance(sample, Mapping) and len(sample) != len(self._spec):
+            raise DataError(
+                f"a part of the mixture gives {len(sample)} values per sample, and another part the fields "
+                f"{', '.join(self._spec)}: return a dict with these names from its __getitem__"
+            )
         fields = sample if isinstance(sample, Mapping) else dict(zip(self._spec, sample, strict=True))
         return {name: as_tensor(value) for name, value in fields.items()}
 

@@ -260,9 +260,15 @@ def choose(dataset: Any, choice: float | Fold) -> np.ndarray:
     hashes = identities(dataset, log.info) if groups is None else hashed(groups)
     classes = np.zeros(count, int)
     if optional(dataset, "stratify"):
-        classes = np.asarray(optional(dataset, "labels"))
-        if classes.shape != (count,) or classes.dtype.kind not in "iu":
-            raise DataError("data.stratify=true needs `labels`, an integer per sample: add them, or set it to false")
+        labels = optional(dataset, "labels")
+        classes = np.asarray(labels)
+        if classes.shape not in ((count,), (count, 1)) or classes.dtype.kind not in "iu":
+            form = "none" if labels is None else f"{classes.dtype} {classes.shape}"
+            raise DataError(
+                f"data.stratify=true needs `labels`, an integer per sample, and there are {form}: give such labels, "
+                "or set it to false"
+            )
+        classes = classes.reshape(-1)
     hashes, firsts, group_of_sample = np.unique(hashes, return_index=True, return_inverse=True)
     numbers = (hashes >> 11) * 2.0**-53  # from 0 to below 1, in rising order
     _, class_of_group, sizes = np.unique(classes[firsts], return_inverse=True, return_counts=True)

@@ -9,13 +9,14 @@ A pack is a folder with
 
 import json
 import zlib
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data.errors import DataError, explained, home_path
+from data.errors import DataError, explained, home_path, refusals_named
 from data.images.crops import CroppedDataset
 
 HOW = "make one with `python extras/packed/pack_images.py IMAGES PACK`"
@@ -122,6 +123,8 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
-def damage_named(path: Path) -> AbstractContextManager[None]:
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
     """Turns an error of the block into a DataError with the file's name."""
-    return explained(f"{path} is damaged", f"copy the pack again, or remove it and {HOW}")
+    with explained(f"{path} is damaged", f"copy the pack again, or remove it and {HOW}"), refusals_named(path):
+        yield

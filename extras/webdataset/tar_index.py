@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from data.errors import DataError, explained, home_path
+from data.errors import DataError, explained, home_path, refusals_named
 from data.image_folder import SUFFIXES, example_of, is_hidden
 from extras.webdataset import object_store
 from extras.webdataset.object_store import ATTEMPTS, Version, is_remote
@@ -98,9 +98,8 @@ def make_index(shard: str, version: Version) -> Index:
 @contextmanager
 def opened(shard: str, version: Version | None = None, attempts: int = ATTEMPTS) -> Iterator[Any]:
     """Opens a shard as a file. In an object store it is read in blocks, of `version` alone (None: its present one)."""
-    with explained(
-        f"{shard} cannot be read as an uncompressed tar", "unpack or replace it", (OSError, tarfile.TarError)
-    ):
+    what = f"{shard} cannot be read as an uncompressed tar"
+    with explained(what, "unpack or replace it", (OSError, tarfile.TarError)), refusals_named(shard):
         if is_remote(shard):
             version = version or object_store.find_version(shard)
             yield io.BufferedReader(RemoteFile(shard, version, attempts), BLOCK)

@@ -75,6 +75,12 @@ def test_samples_of_a_part_without_read_batch_get_the_form_of_those_of_the_other
     assert batch["image"].dtype == torch.uint8 and batch["image"].shape == (36, 8, 8, 3)
 
 
+def test_a_part_whose_samples_have_another_number_of_fields_is_refused_in_a_sentence():
+    mix = mixed(True, {"a": arrays, "plain": lambda train: [(np.zeros((8, 8, 3)), 1, "name")]}, classes=["a", "b"])
+    with refused("gives 3 values per sample, .*image, label"):
+        mix[len(mix) - 1]
+
+
 def test_the_test_set_is_that_of_one_part_and_labels_of_other_classes_are_translated_by_name():
     parts = {"a": arrays, "b": partial(arrays, count=9, classes="bca")}
     mix = mixed(True, parts, classes=["a", "b", "c"])

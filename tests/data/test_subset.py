@@ -276,8 +276,12 @@ def test_a_class_that_is_a_single_group_is_trained_and_what_cannot_be_stratified
     with refused("each class has one sample or group"):
         split(Files(["aa/x0", "bb/z1"], stratify=True), 0.5)
     dataset.labels = np.zeros(4, np.float32)
-    with refused("data.stratify=true"):
+    with refused(r"data.stratify=true.* there are float32 \(4,\)"):
         split(dataset, 0.5)
+    column = Files(["aa/x0", "ab/x0", "bb/z1", "bb/w1"], stratify=True)
+    expected = sides(column, 0.5)
+    column.labels = column.labels[:, None]
+    assert sides(column, 0.5) == expected
 
 
 class Parted(Files):

@@ -108,6 +108,9 @@ def test_an_image_that_was_changed_is_named_when_it_is_read_or_verified(tmp_path
     assert packed[3]["label"] == 1  # the other images can still be read: the file is mapped
     with refused(r"train-00000.bin is damaged .*No such file"):
         pickle.loads(pickle.dumps(packed))[3]
+    shard.mkdir()
+    with refused(r"train-00000.bin cannot be read .*Is a directory"):  # the system says so, whatever is in it
+        pickle.loads(pickle.dumps(packed))[3]
 
 
 @pytest.fixture

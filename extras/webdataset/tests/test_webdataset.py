@@ -106,6 +106,11 @@ def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, 
         dataset[0]
 
 
+def test_what_the_system_refuses_is_not_put_down_to_the_shard(tmp_path):
+    with refused(r"cannot be read \(.*Is a directory"), tar_index.opened(str(tmp_path)):
+        pass
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
