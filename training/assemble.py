@@ -82,9 +82,12 @@ def assemble(config: Config, folder: Path | None, cleanup: ExitStack) -> Run:
     remedy = "set train.steps_per_epoch for a stream, or give the sampler a __len__, and let it end after so many"
     with explained("the length of an epoch is not known", remedy, TypeError):
         steps = config.train.epochs * len(train_loader)
+    if not steps and "batch_sampler" in order:
+        name = type(order["batch_sampler"]).__name__
+        raise ConfigError(f"batch_sampler: {name} has the length 0: let its __len__ return the batches of an epoch")
     if not steps:
         raise ConfigError(
-            f"train.batch_size={config.train.batch_size}: the {len(data.train)} training samples, or the sampler, "
+            f"train.batch_size={config.train.batch_size}: an epoch's {len(order.get('sampler', data.train))} samples "
             "fill no batch: reduce it, or use train.last_batch=keep"
         )
     trainer: Trainer = build("trainer", config.trainer, config, data, processes, steps, methods={"set_up": []})

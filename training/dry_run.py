@@ -139,11 +139,13 @@ def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
             names.append(trainer.task.metric)
     check_shapes(trainer, scores, batch)
     # A device may round otherwise from call to call.
-    if not all(are_close(scores[name], again[name], relative=1e-2) for name in scores.keys() & again.keys()):
+    compared = [name for name in scores if name in again]
+    if others := [name for name in compared if not are_close(scores[name], again[name], relative=1e-2)]:
         log.warning(
-            "%s gives other scores when the same test samples are evaluated again: in evaluation mode it draws random "
-            "numbers, as F.dropout(x) does without training=self.training, or it changes itself",
-            type(trainer.model).__name__,
+            "%s: other values when the same test samples are evaluated again: one of %s draws random numbers in "
+            "evaluation mode, as F.dropout(x) does without training=self.training, or changes itself",
+            ", ".join(others),
+            names_of(trainer),
         )
     if "loss" in scores:
         trainer.evaluation_loss_is_sum = is_sum(

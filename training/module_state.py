@@ -269,11 +269,17 @@ class ModuleState:
         norms = self._processes.gather(torch.stack(each).norm().item())
         if not all(math.isclose(norm, norms[0], rel_tol=1e-5) for norm in norms):
             self._warned.add("weights")
-            log.warning(
-                "the processes train different weights, of the norms %s: a train_step of your own calls "
-                "self.processes.average_gradients(parameters) before self.optimizer_step(optimizer)",
-                ", ".join(f"{norm:g}" for norm in norms),
+            remedy = (
+                "what changes weights beside the optimizers, as a callback may, has to do the same in each process, "
+                "and the global generators draw other numbers in each"
             )
+            if self._trainer.overrides("train_step"):
+                remedy = (
+                    "a train_step of your own calls self.processes.average_gradients(parameters) before "
+                    "self.optimizer_step(optimizer)"
+                )
+            shown = ", ".join(f"{norm:g}" for norm in norms)
+            log.warning("the processes train different weights, of the norms %s: %s", shown, remedy)
 
     def state_dict(self) -> dict[str, Any]:
         """`altered`: the settings, and what no state_dict has, that on_start has set, or that were changed later.

@@ -44,7 +44,7 @@ class Progress:
         if position.batch > 2 * self._length:
             raise ConfigError(
                 f"epoch {self.epoch + 1} goes on after twice as many steps as the loader's length says, "
-                f"{self._length}: let the sampler end after as many samples as its __len__ says"
+                f"{self._length}: let the sampler, or the batch sampler, end after as many items as its __len__ says"
             )
 
     def end_epoch(self) -> None:

@@ -115,7 +115,9 @@ def choose_origin(folder: Path, config: TrainConfig) -> Origin:
     elif path is not None:
         state = newest(path / "checkpoints")
         if state is None:
-            raise ConfigError(f"train.resume={config.resume}: there is no checkpoints/step-*.pt")
+            raise ConfigError(
+                f"train.resume={config.resume}: there is no checkpoints/step-*.pt: give a checkpoint file"
+            )
         return Origin(state)
     elif config.init_from:
         return Origin(weights=read_weights(best_or_newest(absolute(config.init_from))))

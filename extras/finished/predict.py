@@ -64,7 +64,8 @@ def main(typed: list[str] | None = None) -> Path:
     else:
         dataset = run.dataset(arguments.split)
         if is_stream(dataset):
-            raise ConfigError(f"{type(dataset).__name__} is a stream: give files, or data.streaming=false")
+            other = ", or data.streaming=false" if run.config.data.get("streaming") else " of images"
+            raise ConfigError(f"{type(dataset).__name__} is a stream, whose samples have no order: give files{other}")
         names = [name_of(dataset, index) for index in range(len(dataset))]
         samples = Samples(names, partial(read_inputs, run.task.inputs, dataset))
     if not len(samples):

@@ -503,6 +503,15 @@ class Budget:
         run.stops_early |= run.progress.epoch >= 2 + run.processes.rank
 
 
+class Noisy:
+    """A callback: adds noise to the weights, which differs between the processes."""
+
+    def on_step(self, run):
+        with torch.no_grad():
+            for weight in run.trainer.model.parameters():
+                weight += torch.rand_like(weight)
+
+
 class Fails:
     """A callback: one process fails after the second step, with an expected error or with another one."""
 

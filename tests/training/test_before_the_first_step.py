@@ -461,7 +461,11 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "a cosine of fewer epochs": (f"{ENDS} schedule=cosine schedule.every=epoch", "total_steps=5: .* 6 epochs"),
     "two samplers": (f"{PAIRS} batch_{PAIRS}", "batch_sampler & (?<!batch_)sampler"),
     "a sampler without a length": (lying(0, 1, "Endless"), "__len__"),
-    "a sampler of length 0": (lying(0, 0), r"train\.batch_size"),
+    "a sampler of length 0": (lying(0, 0), r"train\.batch_size=\d+: an epoch's 0 samples"),
+    "a batch sampler of length 0": (
+        lying(0, 0).replace("sampler.", "batch_sampler."),
+        "^batch_sampler: Lying has the length 0",
+    ),
     "a sampler without samples": (lying(0, 64), "no batch"),
     "half a step between checkpoints": ("train.checkpoint_every=0.5", r"train\.checkpoint_every=0\.5 & 10min"),
     "a checkpoint interval of no time": ("train.checkpoint_every=0min", r"train\.checkpoint_every=0min & 10min"),

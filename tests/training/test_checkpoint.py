@@ -177,11 +177,22 @@ def test_what_is_no_checkpoint_or_too_old_is_said(tmp_path, left, words):
         read_checkpoint(tmp_path / "old.pt")
 
 
+def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    torch.save(state(1), tmp_path / "theirs.pt")
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(torch, "load", refuse)
+    with refused(r"theirs\.pt cannot be read: Permission denied$"):
+        read_checkpoint(tmp_path / "theirs.pt")
+
+
 @pytest.mark.parametrize("name", ["last.pt", "best.pt"])
 def test_a_file_of_another_program_is_not_overwritten(tmp_path, name):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / name).write_text("theirs")
-    with refused(f"{name} is of another program.*hydra.run.dir"):
+    with refused(f"{name} is not of this run.*hydra.run.dir"):
         checkpoints(tmp_path)
 
 

@@ -628,7 +628,7 @@ CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100
         ),
         (
             f"model._target_={__name__}.Forgetful +model.fault=dropout",
-            "Forgetful gives other scores when the same test",
+            "loss: other values when the same test samples are evaluated again: one of Forgetful and Classification",
         ),
         (NETWORK, "FromLightning has training_step, which training does not call"),
         (f"{NETWORK} +model.dtype=bfloat16 callbacks.ema.decay=0.9", "there are weights of torch.bfloat16"),

@@ -165,8 +165,16 @@ def test_an_optimizer_with_train_and_eval_is_evaluated_and_saved_in_its_eval_mod
 
 def leave_out(samples):
     """A collate function that leaves out samples, and so whole batches."""
-    kept = [sample for sample in samples if sample["label"] < 3]
+    kept = [sample for sample in samples if sample["label"] < leave_out.below]
     return default_collate(kept) if kept else {name: value[None][:0] for name, value in samples[0].items()}
+
+
+leave_out.below = 3
+
+
+class LeaveOutAll:
+    def on_start(self, run):
+        leave_out.below = 0
 
 
 @pytest.mark.parametrize("more", ["callbacks.ema.decay=0.9 train.accumulate=2", "train.precision=fp16"])
@@ -176,6 +184,13 @@ def test_steps_without_a_sample_are_left_out(tmp_path, caplog, more):
     assert checkpoint(tmp_path)["step"] == 16 and "batch without samples" in caplog.text
     assert all(weight.isfinite().all() for weight in checkpoint(tmp_path)["model"].values())
     assert None not in [line.get("loss", 0) for line in steps(tmp_path)]
+
+
+def test_an_epoch_without_a_sample_is_not_taken_for_a_step_that_forgets_its_optimizer(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(leave_out, "below", 3)
+    empty = f"data.collate={{_target_: {__name__}.leave_out}} +callbacks.empty._target_={__name__}.LeaveOutAll"
+    train(tmp_path, empty, "data.length=64 train.epochs=1 callbacks/standard=[]")
+    assert "step 2 has a batch without samples" in caplog.text and "no optimizer has stepped" not in caplog.text
 
 
 def noisy(samples):

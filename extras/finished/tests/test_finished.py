@@ -68,6 +68,13 @@ class MLP(nn.Module):
         return self.layers(torch.cat([left, right], 1)) + (self.unlike and torch.compiler.is_exporting())
 
 
+def test_a_stream_is_not_told_to_set_what_is_set(tmp_path):
+    stream = f"data._target_={EXTENSIONS}.Stream train.steps_per_epoch=2 train.max_steps=1"
+    train(tmp_path, stream)
+    with refused("Stream is a stream, whose samples have no order: give files of images$"):
+        predict.main([str(tmp_path)])
+
+
 class Crops:
     """Two crops of each file, of four classes; training samples are noise. Its attributes are arrays and tensors."""
 
