@@ -21,10 +21,9 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from data.errors import DataError, as_names, read_lines
+from data.errors import DataError, as_names, explained, read_lines, refusals_named
 from data.image_folder import warn_of_left_out
 from data.images.crops import CroppedDataset, File, class_indices, have_numbers
-from data.images.decoding import image_errors
 from data.images.stream import CroppedStream, State
 from extras.webdataset.object_store import ATTEMPTS, RangeReader, Version, answers, is_remote
 from extras.webdataset.tar_index import (
@@ -139,7 +138,7 @@ class WebDataset(CroppedDataset):
         shard = str(self.shards[number])
         if is_remote(shard):
             return RangeReader(shard, start, size, self._versions[number], self.attempts)
-        return partial(read_file, self.path(index), shard, start, size, self._versions[number])
+        return partial(read_file, shard, start, size, self._versions[number])
 
 
 class WebDatasetStream(CroppedStream):
@@ -202,8 +201,12 @@ def _request_key(indices: np.ndarray) -> tuple[Any, ...]:
     )  # differs between threads, and before and after a fork
 
 
-def read_file(name: str, shard: str, start: int, size: int, version: Version) -> bytes:
-    with image_errors(name), open(shard, "rb", buffering=0) as file:
+def read_file(shard: str, start: int, size: int, version: Version) -> bytes:
+    with (
+        explained(f"{shard} cannot be read", "restore it, or start a new run", OSError),
+        refusals_named(shard),
+        open(shard, "rb", buffering=0) as file,
+    ):
         data = os.pread(file.fileno(), size, start)
     if find_version(shard) != version:
         raise DataError(f"{shard} has changed since its index was read; restore it, or start a new run")

@@ -86,6 +86,13 @@ def test_the_first_full_batches_come_again_and_again_and_the_dataset_is_read_for
     assert len(reads) <= 2 * 8 and len(loader) == -(-length // 2)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_raises_stop_iteration_is_named_as_what_ends_the_epoch(closed_later, workers):
+    loader = closed_later(TorchLoader(failing(Noisy, "stop", (5,)), 4, seed=0, num_workers=workers))
+    with pytest.raises(RuntimeError, match="the dataset or collate_fn raised StopIteration"):
+        list(loader)
+
+
 def test_close_ends_a_preloaders_thread_that_waits_for_torchs_worker(torch_looks_often, make):
     preloader = Preloader(make(failing(Noisy, "hang", (20,)), 4, num_workers=1), "cpu", 2)
     assert [next(preloader)["index"].tolist() for _ in range(3)][-1] == [8, 9, 10, 11]

@@ -104,6 +104,9 @@ def test_the_headers_of_a_shard_are_read_again_only_if_it_has_changed(tmp_path, 
     shard.write_bytes(shard.read_bytes() + bytes(512))
     with refused(re.escape(f"{shard} has changed since its index was read")):
         dataset[0]
+    shard.unlink()
+    with refused(re.escape(f"{shard} cannot be read (")):  # not its image
+        dataset[0]
 
 
 def test_what_the_system_refuses_is_not_put_down_to_the_shard(tmp_path):
