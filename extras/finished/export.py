@@ -90,6 +90,9 @@ def example(run: FinishedRun) -> Inputs:
         with run.loader(run.dataset("test")) as loader:
             (batch,) = islice(loader, 1)
     inputs, _ = run.trainer.inputs_and_labels(batch)
+    for name, value in zip(run.task.inputs, inputs, strict=True):
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"{name!r} is a {type(value).__name__}, and an exported network takes tensors alone")
     parts = [tensor[:COMPARED].contiguous() for tensor in inputs]
     return tuple(torch.cat([part, part])[: max(2, len(part))] for part in parts)
 
@@ -109,9 +112,15 @@ def export_program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedPro
             return torch.export.export(model, inputs, dynamic_shapes=shapes)
     except Exception as error:  # torch raises many kinds, with pages of advice
         reason, _, more = str(error).strip().partition("\n")
-        remedy = "if `forward` has an `if` on the values of a tensor, use torch.where or torch.cond"
-        if "specialized" in more:
-            remedy = "`forward` makes a number of the batch's size, as int(x.shape[0]) does: use x.shape[0], or -1"
+        remedy = (
+            "if `forward` has an `if` on the values of a tensor, or makes numbers of them (.item(), .numpy()), use "
+            " torch.where, torch.cond, or other functions of torch"
+        )
+        if "specialized" in more or "Constraints violated" in reason:
+            remedy = (
+                "`forward` does not take batches of all sizes, as where it makes a number of the size, "
+                "int(x.shape[0]), or loops over the samples: use x.shape[0], or -1, and operations on the whole batch"
+            )
         raise ConfigError(f"torch.export cannot export {type(model).__name__} ({reason}): {remedy}") from error
 
 

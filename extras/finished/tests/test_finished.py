@@ -50,19 +50,33 @@ class Table:
         return {"left": left, "right": right, "y": left.sum() - right.sum()}
 
 
-class MLP(nn.Module):
-    """unlike: the exported program computes something else. decides: by values. counts: its samples."""
+class InDicts(Table):
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return {**sample, "left": {"rows": sample["left"]}}
 
-    def __init__(self, unlike=False, decides=False, counts=False, **_):
+
+class MLP(nn.Module):
+    """unlike: the exported program computes something else. decides: by values. counts: its samples. loops: over them.
+
+    Takes a dict in place of `left`, too.
+    """
+
+    def __init__(self, unlike=False, decides=False, counts=False, loops=False, **_):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
         self.unlike = unlike
         self.decides = decides
         self.counts = counts
+        self.loops = loops
 
     def forward(self, left, right):
         if self.decides and left.sum() > 0:
             left = -left
+        if isinstance(left, dict):
+            left = left["rows"]
+        if self.loops:
+            left = torch.stack([row + 1 for row in left])
         if self.counts:
             left = left.reshape(int(left.shape[0]), 3)
         return self.layers(torch.cat([left, right], 1)) + (self.unlike and torch.compiler.is_exporting())
@@ -683,7 +697,9 @@ def test_weights_are_exported_as_safetensors_or_a_sentence_says_what_to_install(
     ("setting", "said"),
     [
         ("+model.unlike=true", r"model\.pt2 computes different outputs: .* differ by up to 1, "),
-        ("+model.counts=true", r"^torch.export cannot export MLP .* makes a number of the batch's size[^\n]+$"),
+        ("+model.counts=true", r"^torch.export cannot export MLP .* does not take batches of all sizes[^\n]+$"),
+        ("+model.loops=true", r"^torch.export cannot export MLP .* or loops over the samples[^\n]+$"),
+        (f"data._target_={__name__}.InDicts", "^'left' is a dict, and an exported network takes tensors alone$"),
         ("+model.decides=true", r"^torch.export cannot export MLP \([^\n]+\): if `forward` has an `if`[^\n]+$"),
     ],
 )
