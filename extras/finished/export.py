@@ -113,8 +113,8 @@ def export_program(model: nn.Module, inputs: Inputs) -> torch.export.ExportedPro
     except Exception as error:  # torch raises many kinds, with pages of advice
         reason, _, more = str(error).strip().partition("\n")
         remedy = (
-            "if `forward` has an `if` on the values of a tensor, or makes numbers of them (.item(), .numpy()), use "
-            " torch.where, torch.cond, or other functions of torch"
+            "if `forward` has an `if` on the values of a tensor, or makes numbers of them (.item(), .numpy()), "
+            "use torch.where, torch.cond, or other functions of torch"
         )
         if "specialized" in more or "Constraints violated" in reason:
             remedy = (
