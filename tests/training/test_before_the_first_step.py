@@ -336,6 +336,10 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     "no samples": (fault("empty"), "Faulty & sample"),
     "no __getitem__": ("data._target_=argparse.Namespace +data.classes=[a]", "Namespace & __getitem__"),
     "a stream without an end": (STREAM, r"train\.steps_per_epoch & Stream"),
+    "the steps of an epoch of what has a length": (
+        f"train.steps_per_epoch=2 {SYNTHETIC}",
+        r"train\.steps_per_epoch=2 & Synthetic & sampler",
+    ),
     "a field that is not there": (f"task.inputs=picture {SYNTHETIC}", "picture & image"),
     "a score whose direction is that of a metric": (
         f"task.metrics={{error: {{_target_: {EXTENSIONS}.Worst}}}} task.metric=error_x "
