@@ -214,7 +214,7 @@ def walk(folder: str | Path) -> Iterator[tuple[str, list[str], bool]]:
     seen = {identity(top)}
     if os.path.islink(top) and seen & ancestors(top):
         return
-    waiting = [top]
+    waiting = [top]  # not by os.walk, which does not tell what is a link
     while waiting:
         path = waiting.pop()
         try:

@@ -120,7 +120,7 @@ def load_origin(run: Run) -> None:
     position = state["loader"]
     run.tell_dataset(max(position["epoch"] - (position["samples"] == 0), 0))  # the epoch in which it was saved
     changed = changes_since(state, run.trainer.settings, run.train_loader.state_dict(), run.fingerprint)
-    limit = run.progress.limit_at(state["step"], state["loader"]["epoch"])
+    limit = run.progress.limit_at(state["step"], position["epoch"])
     # The summary goes when a run trains on, so that of one which no limit has ended is of one that a callback has.
     is_same = not any(key.startswith((*LIMITS, "callbacks.")) for key in changed)
     summary = run.processes.from_main(run.results.earlier_summary) if limit or (origin.is_own and is_same) else None

@@ -130,7 +130,7 @@ def test_a_process_without_a_device_of_its_own_is_refused_before_it_waits_for_th
         monkeypatch.setenv(name, str(value))
     one_device = SimpleNamespace(device_count=lambda: 1)
     monkeypatch.setattr("loaders.accelerator.module_of", lambda device: one_device)
-    with refused(r"device='cuda:1', but torch finds 1 CUDA devices here: .* per device \(--nproc-per-node\)"):
+    with refused(r"process 1 of this machine has no device .*'cuda:1'.*; start one process per device"):
         Processes("cuda", checked(composed(*FAST)).train)
 
 

@@ -12,7 +12,14 @@ from torch.nn.utils import parametrizations
 from models.small_cnn import SmallCNN
 from tests.configs import TWO_PARTS, checkpoint, steps, train
 from tests.data.reading import refused
-from training.optimizer import build_optimizer, cosine, freeze, resume_optimizer
+from training.optimizer import (
+    build_optimizer,
+    cosine,
+    freeze,
+    has_fused_momentum,
+    resume_optimizer,
+    start_momentum,
+)
 
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.5, "momentum": 0.9, "weight_decay": 0.1}
 ADAM = {"_target_": "torch.optim.AdamW", "lr": 0.1, "weight_decay": 0.1}
@@ -168,12 +175,15 @@ def has_statistics(weights):
 FROZEN = "model=small_cnn model.width=2 data.length=128 train.freeze=backbone train.keep_checkpoints=3 train.epochs=3"
 
 
-def test_frozen_layers_and_their_norms_are_trained_after_some_epochs_unless_a_resume_says_otherwise(tmp_path, caplog):
+@pytest.mark.parametrize("more", ["", "+optim.fused=true"])
+def test_frozen_layers_and_their_norms_are_trained_after_some_epochs_unless_a_resume_says_otherwise(
+    tmp_path, caplog, more
+):
     caplog.set_level("INFO")
-    train(tmp_path, FROZEN, "train.unfreeze_after=1 train.max_steps=8")
+    train(tmp_path, FROZEN, more, "train.unfreeze_after=1 train.max_steps=8")
     (few, total), *unfrozen = re.findall(r"trains (\S+) of (\S+) parameters", caplog.text)
     assert few != total and unfrozen == [(total, total)] and "from epoch 2 on, SmallCNN trains" in caplog.text
-    train(tmp_path, FROZEN, "train.unfreeze_after=null")
+    train(tmp_path, FROZEN, more, "train.unfreeze_after=null")
     trained = []
     for before, after in ((4, 8), (8, 12)):
         one, other = (checkpoint(tmp_path, f"step-{step:07}")["model"] for step in (before, after))
@@ -231,7 +241,9 @@ def test_one_launch_gives_the_momentum_of_many_after_skipped_steps_and_for_weigh
         for weight in model.parameters():
             nn.init.constant_(weight, 0.1)
         optimizer = build_optimizer(model, SGD | {"lr": 0.01, "nesterov": nesterov})
-        assert optimizer.defaults["fused"] is (True if devices else None)
+        assert has_fused_momentum(optimizer) == bool(devices) == bool(optimizer.defaults["fused"])
+        if devices:
+            optimizer.register_step_pre_hook(start_momentum)
         scaler = torch.amp.GradScaler(device, init_scale=2.0)
         model[0].requires_grad_(False)
         for number in range(6):
