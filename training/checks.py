@@ -133,10 +133,12 @@ def read_first(
             warnings = {RANDOM_COLLATE: False}
         return batch, lengths_of(collate(copies[1] + copies[2])), warnings
     remedy = (
-        "return tensors, arrays or numbers from __getitem__, end data.transform with a crop or a resize to one size, "
-        "or set data.collate"
+        "return tensors, arrays or numbers from __getitem__, the same fields for each sample, end data.transform with "
+        "a crop or a resize to one size, or set data.collate"
     )
-    with explained(f"{name}: two samples cannot make a batch", remedy, (TypeError, ValueError, RuntimeError)):
+    with explained(
+        f"{name}: two samples cannot make a batch", remedy, (KeyError, TypeError, ValueError, RuntimeError)
+    ):
         return default_collate(samples), lengths_of(default_collate([*samples, *samples])), warnings
 
 

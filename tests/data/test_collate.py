@@ -1,3 +1,5 @@
+from collections import UserDict
+
 import numpy as np
 import torch
 
@@ -22,5 +24,19 @@ def test_lists_of_numbers_are_padded_and_dicts_in_samples_too_and_other_lists_ar
     for numbers in ([[1, 2], [0.5]], [[0.5], [1, 2]], [[], [0.5]]):
         assert pad([{"x": each} for each in numbers])["x"].dtype == torch.float32
     assert pad([{"x": []}, {"x": [16777217]}])["x"].tolist() == [[0], [16777217]]
-    with refused("the field 'words' is a list .*return a tensor"):
-        pad([{"words": ["a", "b"]}, {"words": ["c"]}])
+
+
+def test_fields_that_some_samples_lack_or_that_cannot_be_stacked_are_named():
+    for samples, sentence in (
+        ([{"x": [1, 2], "y": 0}, {"x": [1]}], "have the field 'y', and others do not"),
+        ([{"x": [1]}, {"x": [1, 2], "y": 0}], "have the field 'y', and others do not"),
+        ([{"x": [1]}, ([1, 2], 0)], "return dicts"),
+        ([{"words": ["a", "b"]}, {"words": ["c"]}], "the field 'words' cannot .*return .*numbers in a tensor"),
+        ([{"x": torch.ones(2, 3)}, {"x": torch.ones(1, 4)}], "the field 'x' cannot .*dimensions after the first"),
+        ([{"x": torch.ones(2)}, {"x": None}], "the field 'x' cannot .*no None"),
+        ([{"more": {"mask": [1]}}, {"more": {"mask": None}}], "the field 'mask' cannot"),
+    ):
+        with refused(sentence):
+            pad(samples)
+    assert pad([{"x": torch.ones(2)}, {"x": [1]}])["x"].tolist() == [[1, 1], [1, 0]]
+    assert pad([UserDict(x=[1]), UserDict(x=[1, 2])])["x_length"].tolist() == [1, 2]  # as tokenizers return

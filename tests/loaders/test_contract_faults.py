@@ -12,6 +12,8 @@ import pytest
 from every_loader import LENGTH, make, saved
 from example_datasets import Faulty, Noisy, contents, plain
 
+from loaders import ExpectedError
+
 
 def test_a_samples_error_is_raised_in_its_batchs_place_and_the_epoch_goes_on(name, case, build):
     batches = case.batches(0)
@@ -75,8 +77,9 @@ def test_on_error_skip_leaves_out_samples_that_raise_and_an_empty_batch_raises(n
     iterator = iter(loader)
     first = case.batches(0, shuffle=False)[0]
     if set(bad) == set(first):
-        with pytest.raises(RuntimeError, match="left out every sample"):
+        with pytest.raises(ExpectedError, match=r"left out every sample.* is bad.*remove these") as error:
             next(iterator)
+        assert isinstance(error.value, RuntimeError)
     else:
         assert plain(next(iterator)) == [row for row in first if row not in bad]
     assert contents(iterator) == case.batches(0, shuffle=False)[1:]

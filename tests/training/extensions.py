@@ -79,6 +79,7 @@ class Faulty(Images):
             "integers": (image, torch.tensor([1 - label, label])),
             "shares": (image, torch.tensor([0.9 - 0.8 * label, 0.1 + 0.8 * label])),
             "a wrong label later": (image, label + 5 * (index == 37)),
+            "a field of some": {"image": image, "label": label} | ({"age": 3} if index == 0 else {}),
         }
         return faults.get(self.fault, (image, label))
 

@@ -327,6 +327,7 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
     ),
     "a Pillow image": (fault("a picture"), "PIL.*__getitem__"),
     "an image that is mirrored in place": (fault("negative strides"), "two samples cannot make a batch & negative"),
+    "a field of some samples": (fault("a field of some"), "two samples & KeyError: 'age' & the same fields"),
     "doubles for lazy weights": (
         f"{own('model', 'lazy')} {fault('doubles')}",
         "Sequential cannot use the first training samples & dtype",
