@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from data.transform import OLD_KEYS
 from training.config import ROOT, ConfigError
 from training.files import write_whole
-from training.processes import rank, world_size
+from training.processes import number_in, rank, world_size
 from training.resume import named_path
 
 COMMAND = "command.yaml"  # in a run's folder: the flags and the overrides with which it began
@@ -280,6 +280,16 @@ def remedy_of(override: str) -> str:
         if read.value() == value:
             return f"if it is a value with special characters, type {shlex.quote(typed)}"
     return "a command line cannot have this value: write it into a yaml file, such as conf/experiment/NAME.yaml"
+
+
+def resume_command(folder: Path) -> str:
+    """The command that continues the run of this folder, as this one was started."""
+    starter = "python"
+    if world_size() > 1:
+        is_one_machine = number_in("LOCAL_WORLD_SIZE", 0) == world_size()
+        starter = f"torchrun --nproc-per-node={world_size()}" if is_one_machine else "torchrun (as before)"
+    program = sys.argv[0] if Path(sys.argv[0]).name == "train.py" else "train.py"  # else that of a launcher
+    return f"{starter} {shlex.quote(program)} {resume_of(folder)}"
 
 
 def resume_of(folder: Path) -> str:

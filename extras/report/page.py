@@ -115,10 +115,12 @@ def commands_of(folder: Path, facts: Facts) -> dict[str, str]:
         command = earlier_command(folder)
     flags = [flag for flag in command["flags"] if flag != "--config-name=config"]  # which is the default
     path = folder.resolve()
-    resume = ["python", "train.py", f"train.resume={value_of(path)}"]
+    processes = facts.get("processes", 1)
+    train = ["python", "train.py"] if processes == 1 else ["torchrun", f"--nproc-per-node={processes}", "train.py"]
+    resume = [*train, f"train.resume={value_of(path)}"]
     if facts.get("status") == "finished" and "planned_epochs" in facts:
         resume.append(f"train.epochs={2 * facts['planned_epochs']}")
-    again = ["python", "train.py", *flags, *command["overrides"]]
+    again = [*train, *flags, *command["overrides"]]
     commands = {"Train again": again}
     if step_files(folder / "checkpoints"):
         if "planned_epochs" in facts or not (folder / "summary.json").exists():  # else more epochs are needed

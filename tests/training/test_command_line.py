@@ -56,7 +56,7 @@ def test_after_a_signal_the_command_that_is_shown_goes_on_whatever_the_folder_is
     quoted = str(folder).replace("'", r"\'")
     shown = command(*FAST, *stop(2, "SIGINT"), "optim.lr=0.125", f"hydra.run.dir='{quoted}'", ends_with=130)
     assert checkpoint(folder)["step"] == 2 and "SIGINT" in shown
-    (arguments,) = re.findall(r"python train\.py (.*)", shown)
+    (arguments,) = re.findall(r"python \S*train\.py (.*)", shown)
     pasted = subprocess.run(["sh", "-c", f"printf '%s\\0' {arguments}"], capture_output=True, text=True, check=True)
     command(*pasted.stdout.split("\0")[:-1], "train.epochs=2")
     assert checkpoint(folder)["step"] == 4 and checkpoint(folder)["config"]["optim"]["lr"] == 0.125

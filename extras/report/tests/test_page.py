@@ -254,6 +254,8 @@ def test_the_page_has_the_settings_that_differ_from_the_defaults_and_commands_to
     assert settings["optim.lr"] == 0.003 and settings["data.image_size"] == 8 and "optim.lr0.003" in text
     assert not {"seed", "optim.momentum", "train.max_steps"} & settings.keys(), "they are the defaults"
     assert f"python train.py train.resume={tmp_path} train.epochs=4" in text
+    in_two = page.commands_of(tmp_path, facts(tmp_path) | {"processes": 2})
+    assert in_two["Resume"].startswith("torchrun --nproc-per-node=2 train.py train.resume=")
 
 
 def test_the_page_of_a_resumed_run_says_what_is_about_which_part(tmp_path, caplog):
