@@ -134,11 +134,13 @@ class ModuleState:
         owners = self._owners() | dict(self._trainer.all_modules.named_parameters())
         set_now = {*self._set_by_on_start()}
         for name, value in altered.items():
+            path, _, attribute = name.rpartition(".")
+            if is_of_torch(owners.get(path)):
+                continue  # earlier versions saved it
             if name in by_on_start:
                 if name in set_now:
                     continue
                 self._at_start[name] = value
-            path, _, attribute = name.rpartition(".")
             if path == "trainer" or hasattr(owners.get(path), attribute):
                 current = getattr(owners[path], attribute, None)
                 if isinstance(current, Enum):
@@ -164,8 +166,8 @@ class ModuleState:
         values: dict[str, Any] = {}
         saved = self._saved_modules()
         for path, owner in self._owners().items():
-            if type(owner).__module__.startswith("torch.optim."):
-                continue  # its state_dict has all that the next steps need
+            if is_of_torch(owner):
+                continue
             if path in saved:
                 attributes = {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
             else:
@@ -295,6 +297,11 @@ class ModuleState:
 
     def _set_by_on_start(self) -> dict[str, Any]:
         return changed(self._built, self._at_start)
+
+
+def is_of_torch(owner: Any) -> bool:
+    """Whether it is an optimizer of torch, whose state_dict has all that the next steps need."""
+    return type(owner).__module__.startswith("torch.optim.")
 
 
 def changed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

@@ -188,6 +188,13 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(tmp_path, monke
         read_checkpoint(tmp_path / "theirs.pt")
 
 
+def test_weights_alone_in_place_of_a_checkpoint_are_not_called_damaged(tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"any")
+    with refused(rf"is not a checkpoint of a run: for weights alone use train.init_from={file}$"):
+        read_checkpoint(file)
+
+
 @pytest.mark.parametrize("name", ["last.pt", "best.pt"])
 def test_a_file_of_another_program_is_not_overwritten(tmp_path, name):
     (tmp_path / "checkpoints").mkdir()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import CyclicLR, LambdaLR
 from torch.utils.data import WeightedRandomSampler
 
 from data.errors import DataError
@@ -787,6 +787,24 @@ def test_a_rate_that_is_no_number_from_0_ends_the_run_before_the_step_that_would
     with error(f"the schedule gives the learning rate .* for step {ends} of 16") if ends else nullcontext():
         train(tmp_path, schedule, "train.epochs=4")
     assert ends == 1 or all(isinstance(rate, float) for rate in logged(tmp_path, "lr")[:-1])
+
+
+def two_rates(optimizer, kind):
+    if kind == "cyclic":
+        return CyclicLR(optimizer, [0.1], [0.2])
+    return LambdaLR(optimizer, [lambda step: 1.0])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "schedule=one_cycle +schedule.max_lr=[0.1]",
+        *(f"schedule._target_={__name__}.two_rates +schedule.kind={kind}" for kind in ("cyclic", "lambda")),
+    ],
+)
+def test_a_schedule_with_a_value_for_one_group_of_weights_is_told_of_the_others(tmp_path, error, schedule):
+    with error("^schedule: .* the optimizer has 2 groups of weights"):
+        train(tmp_path, schedule)
 
 
 class WithOwnMethods(Linear):

@@ -163,7 +163,8 @@ def test_a_norm_of_gradients_is_logged_and_an_infinite_one_ends_the_run(tmp_path
     ("more", "remedy"),
     [
         (f"data._target_={__name__}.Poison", "image of this step's batch has NaN: correct the data"),
-        (f"trainer._target_={__name__}.Exploding optim=adamw +optim.eps=0", "set optim.eps=1e-8"),
+        (f"trainer._target_={__name__}.Exploding optim=adamw +optim.eps=0", "lower optim.lr, or set optim.eps=1e-8"),
+        (f"model._target_={__name__}.normed_to_nan", "no step was taken before it: check the initial weights"),
         (f"trainer._target_={__name__}.Exploding optim=adamw", "check the data, or lower optim.lr"),
     ],
 )
