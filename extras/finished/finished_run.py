@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 SPLITS = ("test", "val", "train")
 READ = ("data", "task", "model", "trainer", "optim", "schedule", "train", "loader", "device", "seed")  # of a config
+BUILT = ("data", "task", "model", "trainer")  # sections of what is built, which may name files
 OVERRIDES = ("KEY=VALUE", "settings to replace, such as data.root=DIR")  # the name and the help of the arguments
 
 
@@ -66,19 +67,22 @@ class FinishedRun:
         self._config = replace(self.config, model=self.config.model | loaded)
         self._processes = Processes(self.config.device, self.config.train)
         self.replaces_data = any(text.lstrip("+~").startswith("data") for text in overrides)
+        with saying_what_has_moved({name: getattr(self.config, name) for name in BUILT}):
+            self._build(state, for_new_images)
+        self.task: Any = self.trainer.task
+        self.device = self.trainer.device
+        self._load(state)
+
+    def _build(self, state: State, for_new_images: bool) -> None:
         reason = ""
         if for_new_images:
             reason = "a setting of data is given" if self.replaces_data else self._build_for_new_images(state)
         if reason:
             log.warning("%s: %s, so the run's dataset is built", self.path, reason)
         if reason or not for_new_images:
-            with saying_what_has_moved(self.config.data):
-                self.data = Datasets(self.config, Origin(state), self._processes, is_finished=True)
+            self.data = Datasets(self.config, Origin(state), self._processes, is_finished=True)
             self.data.check_split(state["data"]["trained"])
             self._build_trainer()
-        self.task: Any = self.trainer.task
-        self.device = self.trainer.device
-        self._load(state)
 
     def _build_for_new_images(self, state: State) -> str:
         """Builds all without a dataset. Returns why the dataset is needed; empty if it is not."""
@@ -178,24 +182,25 @@ def configured(saved: Section, overrides: Sequence[str]) -> Config:
 
 
 @contextmanager
-def saying_what_has_moved(data: Section) -> Iterator[None]:
-    """Adds the setting to an error of a dataset that names its value, if this path does not exist here."""
+def saying_what_has_moved(sections: dict[str, Section]) -> Iterator[None]:
+    """Adds the setting to an error that names its value, if this path does not exist here."""
     try:
         yield
     except (ExpectedError, OSError) as error:
         text = str(error)
         moved = []
-        for key, value in flat(data).items():
+        for key, value in flat(sections).items():
             if not isinstance(value, str) or os.path.exists(home_path(value)):  # False for a text that is too long
                 continue
             names = re.escape(str(home_path(value)))
             if os.sep in value:  # else the word may be a column, a class, or any other
                 names += rf"|(?<![\w=]){re.escape(value)}"
-            if re.search(rf"({names})(?!\w)", text):
-                moved.append(f"data.{key}=PATH")
+            is_file = isinstance(error, OSError) and error.filename == value
+            if is_file or re.search(rf"({names})(?!\w)", text):
+                moved.append(f"{key}=PATH")
         if not moved:
             raise
-        raise ConfigError(f"{text}; if the data have moved, give {' '.join(moved)}") from error
+        raise ConfigError(f"{text}; if the files have moved, give {' '.join(moved)}") from error
 
 
 def parser(about: str | None, out: str, others: tuple[str, str] = OVERRIDES) -> ArgumentParser:

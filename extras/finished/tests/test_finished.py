@@ -733,12 +733,14 @@ def test_a_run_with_several_classes_per_sample_has_a_column_and_a_row_for_each(t
 
 def test_an_error_names_the_settings_of_paths_that_are_not_there_and_of_no_word(tmp_path):
     data = {"root": str(tmp_path / "gone"), "label": "label", "table": "photos/t.csv"}
-    for text, moved in (
-        (f"{tmp_path}/gone/train: no images", "data.root=PATH"),
-        ("photos/t.csv: no", "data.table=PATH"),
+    sections = {"data": data, "trainer": {"teacher": {"path": "teacher.pt"}}}
+    for error, moved in (
+        (ConfigError(f"{tmp_path}/gone/train: no images"), "data.root=PATH"),
+        (ConfigError("photos/t.csv: no"), "data.table=PATH"),
+        (FileNotFoundError(2, "No such file", "teacher.pt"), "trainer.teacher.path=PATH"),
     ):
-        with refused(f"if the data have moved, give {moved}$"), saying_what_has_moved(data):
-            raise ConfigError(text)
-    with pytest.raises(ConfigError) as raised, saying_what_has_moved(data):
+        with refused(f"if the files have moved, give {moved}$"), saying_what_has_moved(sections):
+            raise error
+    with pytest.raises(ConfigError) as raised, saying_what_has_moved(sections):
         raise ConfigError("row 3 has the label 3, which is not one of the classes")
     assert "moved" not in str(raised.value)
