@@ -109,6 +109,21 @@ def alike(classes: Sequence[str]) -> list[str]:
     return [name for name in dict.fromkeys(classes) if counts[folding(name)] > 1]
 
 
+def lists_among(classes: Sequence[str]) -> list[str]:
+    """The names that seem to be lists of other classes, as a|b beside a and b is: all parts are in other names too.
+
+    Spaces separate parts that are classes, in two names or more: ice cream alone may be a class beside ice and cream.
+    """
+    for separator in "|;,":
+        parts = {name: {part.strip() for part in name.split(separator)} for name in classes}
+        counts = Counter(part for each in parts.values() for part in each)
+        found = [name for name in parts if len(parts[name]) > 1 and all(counts[part] > 1 for part in parts[name])]
+        if found:
+            return found
+    found = [name for name in classes if " " in name and {*name.split()} <= {*classes}]
+    return found if len(found) > 1 else []
+
+
 def folding(name: str) -> str:
     return normalize("NFC", normalize("NFC", name).casefold())
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
 from data.array_dataset import ArrayDataset
-from data.classes import alike, are_same, numbers_in, with_classes
+from data.classes import alike, are_same, lists_among, numbers_in, with_classes
 from data.images.crops import class_indices
 from data.subset import Subset, unaugmented
 from loaders import ResidentLoader, WorkerLoader, offers
@@ -167,6 +167,20 @@ def test_classes_with_equal_names_stay_apart():
     for one, other in ((names[2:], names), (names, names[2:])):  # which crane is it?
         found = numbers_in(one, other).tolist()
         assert [other[place] for place, number in enumerate(found) if number >= 0] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("classes", "found"),
+    [
+        (["Mass", "Edema|Mass", "Edema", "No finding"], ["Edema|Mass"]),
+        (["a; b", "b; c", "c", "a"], ["a; b", "b; c"]),
+        (["0", "0 16", "16", "16 0"], ["0 16", "16 0"]),
+        (["maillot", "maillot, tank suit", "corn", "ear, spike"], []),  # of ImageNet
+        (["ice cream", "ice", "cream", "small dog", "small cat"], []),
+    ],
+)
+def test_names_that_seem_to_be_lists_of_classes_are_found(classes, found):
+    assert lists_among(classes) == found
 
 
 def test_names_that_differ_only_in_case_are_two_classes_if_the_network_has_both():

@@ -55,6 +55,12 @@ def test_classes_of_a_training_set_that_differ_only_in_case_are_warned_of_once(t
     assert "Berry, berry, caf\u00e9, 'cafe\\u0301':" in said
 
 
+def test_classes_that_seem_to_be_lists_of_classes_are_warned_of(tmp_path, caplog):
+    run(tmp_path, "apple,berry,apple|berry", "train.epochs=1")
+    (said,) = [text for text in caplog.messages if "lists of others" in text]
+    assert "apple|berry:" in said and "task=multilabel" in said
+
+
 def test_a_resume_keeps_the_numbers_of_the_checkpoint_or_names_the_renamed_class(trained, tmp_path):
     assert checkpoint(trained)["classes"] == ["apple", "berry"]
     folder = tmp_path / "new"
