@@ -80,6 +80,14 @@ def test_a_sample_that_always_kills_is_named_and_the_epoch_goes_on(kind):
     assert seen[:1] + seen[2:] == epoch[:1] + epoch[2:]
 
 
+def test_without_restarts_no_restart_is_announced(caplog):
+    with loader_over(failing(Noisy, "SIGKILL", (0,)), num_workers=1, shuffle=False, max_restarts=0) as loader:
+        loader.prefetch_factor = 1
+        with pytest.raises(WorkerFailure, match="reading sample 0"):
+            next(iter(loader))
+    assert "Restarting" not in caplog.text
+
+
 def die(worker_or_samples):
     os.kill(os.getpid(), signal.SIGKILL)
 
