@@ -70,6 +70,16 @@ def test_processes_start_by_the_method_that_the_config_names_and_loaders_without
     assert build(name, Written(10), num_workers=0, start_method="spawn").loader.multiprocessing_context is None
 
 
+def test_settings_of_streams_are_said_to_change_nothing_over_other_data(build, caplog):
+    build("workers", Numbers(10), streams=4, shuffle=False)
+    assert "loader.streams" not in caplog.text
+    build("workers", Numbers(10), streams=4, shuffle_buffer=7, shuffle=True)
+    assert "loader.streams=4 and loader.shuffle_buffer=7 change nothing" in caplog.text
+    for settings in ({"steps_per_epoch": 2}, {"shuffle_buffer": 7}):
+        with pytest.raises(ValueError, match="for iterable datasets, and Numbers is none"):
+            WorkerLoader(Numbers(10), 4, seed=0, **settings)
+
+
 def test_cached_repeats_training_batches_and_an_evaluation_has_every_sample(build):
     training = build("cached", Numbers(50), batch_size=2, shuffle=True)
     evaluation = build("cached", Numbers(50))
