@@ -256,7 +256,8 @@ class SeededLoader(WorkerLoader[T_co]):
             if batched and kind is not BatchSampler:
                 raise LoaderConfigError(
                     f"{type(self).__name__}.batch_sampler was replaced, by a {kind.__name__}, which a loader with a "
-                    "seed does not read: leave out the seed, or give the argument batch_sampler"
+                    "seed does not read: leave the loader's own (persistent_workers=True keeps the workers from epoch "
+                    "to epoch), give the argument batch_sampler, or use a WorkerLoader without a seed"
                 )
             return OrderPlan(order, epoch, batched)
         if self.batch_size is None:
