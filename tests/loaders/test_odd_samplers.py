@@ -234,6 +234,29 @@ def test_an_index_outside_of_the_dataset_is_a_sentence(kind, index, reader):
             next(batches)
 
 
+def test_an_index_that_a_subset_kept_of_a_longer_dataset_is_a_sentence(reader):
+    dataset = list(range(10))
+    subset = Subset(Subset(dataset, range(2, 10)), range(8))
+    del dataset[6:]
+    with WorkerLoader(subset, 4, seed=0, **reader) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [2, 3, 4, 5]
+        with pytest.raises(IndexError, match=r"index 6 .*list has 6 samples.*Subset\.indices"):
+            next(batches)
+
+
+def test_a_batch_without_indices_is_a_sentence_unless_collate_fn_takes_it(reader):
+    batches = [[0, 1], [], [2]]
+    with WorkerLoader(list(range(5)), batch_sampler=batches, seed=0, **reader) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(IndexError, match=r"batch 1 has no samples.*batch sampler"):
+            next(iterator)
+        assert next(iterator).tolist() == [2]
+    with WorkerLoader(list(range(5)), batch_sampler=batches, seed=0, collate_fn=list, **reader) as loader:
+        assert list(loader) == batches
+
+
 class Modulo:
     """Takes indices that its length does not have."""
 
