@@ -185,6 +185,32 @@ def test_bad_samples_are_left_out_and_all_else_stays_as_it_was(kind, reader, cap
             assert batch[name] == [whole[name][row] for row in keep]
 
 
+class Alarmed(Numbers):
+    """Sample 2 exceeds the time that it has set itself."""
+
+    def __getitem__(self, index):
+        def expire(*_):
+            raise TimeoutError("this sample takes too long")
+
+        signal.signal(signal.SIGALRM, expire)
+        if index == 2:
+            signal.raise_signal(signal.SIGALRM)
+        return index
+
+
+class AlarmedStream(Alarmed, torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return map(self.__getitem__, range(len(self)))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "batches"), [(Alarmed, [[0, 1], [3, 4, 5]]), (AlarmedStream, [[0, 1], [3, 4, 5]])]
+)
+def test_the_alarm_that_a_sample_has_set_in_a_worker_is_its_own_error(dataset, batches):
+    with WorkerLoader(dataset(6), 3, num_workers=1, seed=0, on_error="skip", streams=1) as loader:
+        assert contents(loader) == batches
+
+
 class WithDefault(Exception):
     message = "cannot read"
 
