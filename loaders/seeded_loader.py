@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import BatchSampler, IterableDataset
 
 from .arguments import LoaderConfigError, as_index, checked_epoch
-from .held import contents_of
+from .held import Same, contents_of
 from .iterators import IN_USE, Consumer, EpochIterator, Position
 from .order import Order
 from .plans import OrderPlan, Plan, SamplerPlan, length_or_maxsize
@@ -50,7 +50,7 @@ class SeededLoader(WorkerLoader[T_co]):
     _keeps_samples = False  # they were read once
     # iter() sets these.
     _length = 0  # the dataset's length when the workers got it
-    _contents: Any = None  # what it and collate_fn held then; without persistent workers its sample_spec()
+    _contents: Any = None  # what it and collate_fn held then; without copies its sample_spec(), and collate_fn itself
 
     def _begin(self) -> EpochIterator:
         position = self.next_position()
@@ -88,10 +88,10 @@ class SeededLoader(WorkerLoader[T_co]):
         self._engine.stats = engine.stats  # totals, and what was warned of
 
     def _contents_now(self) -> Any:
-        """What dataset and collate_fn hold, if samples are read from a copy of them, or are kept; else the spec."""
+        """What dataset and collate_fn hold, if samples are read from a copy of them, or are kept."""
         reads_copy = self.num_workers > 0 or isinstance(self.dataset, IterableDataset)  # each stream reads one
         if not self._persists or not (reads_copy or self._keeps_samples):
-            return self._spec()
+            return self._spec(), Same([self.collate_fn])
         collate_fn = self.collate_fn  # not a method: its object may train, or lead to the whole program
         return contents_of((self.dataset, None if hasattr(collate_fn, "__self__") else collate_fn))
 
@@ -251,18 +251,32 @@ class SeededLoader(WorkerLoader[T_co]):
         order = self._order()
         batched = self._auto_collation
         epoch = consumer.position.epoch
+        if batched and self.batch_size is not None:
+            self._check_batch_sampler()
         if isinstance(self.sampler, OrderSampler):
-            kind = type(self.batch_sampler)
-            if batched and kind is not BatchSampler:
-                raise LoaderConfigError(
-                    f"{type(self).__name__}.batch_sampler was replaced, by a {kind.__name__}, which a loader with a "
-                    "seed does not read: leave the loader's own (persistent_workers=True keeps the workers from epoch "
-                    "to epoch), give the argument batch_sampler, or use a WorkerLoader without a seed"
-                )
+            if order.shuffle and not order.length:  # as torch's RandomSampler does
+                raise LoaderConfigError(f"{type(self.dataset).__name__} has no samples to shuffle: look at its files")
             return OrderPlan(order, epoch, batched)
         if self.batch_size is None:
             return SamplerPlan(Watched(self._index_sampler), None, order.seed, epoch, batched)
         return SamplerPlan(Watched(self.sampler), order, order.seed, epoch)
+
+    def _check_batch_sampler(self) -> None:
+        """Raises LoaderConfigError if the loader's own batch sampler was changed: only torch's loader reads it."""
+        kind = type(self.batch_sampler)
+        place = f"{type(self).__name__}.batch_sampler"
+        if kind is not BatchSampler:
+            raise LoaderConfigError(
+                f"{place} was replaced, by a {kind.__name__}, which a loader with a seed does not read: leave the "
+                "loader's own (persistent_workers=True keeps the workers from epoch to epoch), give the argument "
+                "batch_sampler, or use a WorkerLoader without a seed"
+            )
+        for name in ("batch_size", "drop_last", "sampler"):
+            if getattr(self.batch_sampler, name) != getattr(self, name):
+                raise LoaderConfigError(
+                    f"{place}.{name} was changed, which a loader with a seed does not read: make a new loader with "
+                    f"this {name}, and give it the epoch by set_epoch, or use a WorkerLoader without a seed"
+                )
 
     def _identity(self) -> dict[str, Any]:
         order = self._order()

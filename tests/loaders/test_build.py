@@ -105,10 +105,11 @@ workers = partial(WorkerLoader, Numbers(8), 2)
 @pytest.mark.parametrize(("make", "least"), [(LoaderConfig, LEAST), (partial(workers, seed=0), COUNTS)])
 def test_a_number_is_an_integer_from_its_least_value_on_and_the_timeout_is_finite(make, least):
     for name, smallest in least.items():
-        for wrong in (smallest - 1, smallest + 0.5, "many", True):
-            with pytest.raises(LoaderConfigError, match=f"{name}={wrong}: give an integer from {smallest}"):
+        for wrong in (smallest - 1, smallest + 0.5, "4", True):
+            shown = wrong if make is LoaderConfig else repr(wrong)
+            with pytest.raises(LoaderConfigError, match=f"{name}={shown}: give an integer from {smallest}"):
                 make(**{name: wrong})
-    for wrong in (-0.5, math.nan, math.inf):
+    for wrong in (-0.5, math.nan, math.inf, None):
         with pytest.raises(LoaderConfigError, match=f"timeout={wrong}: give a number from 0"):
             make(timeout=wrong)
 
@@ -121,8 +122,8 @@ REFUSED = {
     "prefech: give one of cached.*workers": partial(LoaderConfig, "prefech"),
     "world_size=2.* need a seed": partial(workers, rank=1, world_size=2),
     "rank=2 and world_size=2: .*from 0 to world_size - 1": partial(workers, rank=2, world_size=2, seed=0),
-    "num_workers=many.* or auto": partial(workers, num_workers="many"),
-    "prefetch_factor=much.* or auto": partial(workers, num_workers=1, prefetch_factor="much"),
+    "num_workers='many'.* or auto": partial(workers, num_workers="many"),
+    "prefetch_factor='much'.* or auto": partial(workers, num_workers=1, prefetch_factor="much"),
     "seed=1.* leave out the generator": partial(workers, seed=1, generator=torch.Generator()),
     r"seed=1.5.* from 0 to 2\^64 - 1": partial(workers, seed=1.5),
     "worker_method=threads.* multiprocessing, thread": partial(workers, worker_method="threads"),

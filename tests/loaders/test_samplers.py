@@ -118,6 +118,26 @@ def test_a_batch_sampler_that_takes_the_place_of_the_loaders_own_is_refused_with
             iter(loader)
 
 
+@pytest.mark.parametrize("settings", [{"shuffle": True}, {"sampler": list(range(10))}])
+@pytest.mark.parametrize(("name", "value"), [("batch_size", 2), ("drop_last", True), ("sampler", [0, 1])])
+def test_a_change_of_the_loaders_own_batch_sampler_is_refused_with_a_seed(name, value, settings):
+    with SeededLoader(Numbers(10), 4, seed=0, **settings) as loader:
+        next(iter(loader))
+        setattr(loader.batch_sampler, name, value)
+        with pytest.raises(ValueError, match=f"batch_sampler.{name} was changed.*make a new loader"):
+            iter(loader)
+
+
+def test_nothing_to_shuffle_is_an_error_as_with_torchs_sampler():
+    dataset = []
+    with WorkerLoader(dataset, 2, shuffle=True, seed=0) as loader:
+        with pytest.raises(ValueError, match="list has no samples to shuffle"):
+            iter(loader)
+        dataset += range(4)
+        assert len(list(loader)) == 2
+    assert list(WorkerLoader([], 2, seed=0)) == []
+
+
 def test_a_new_length_of_the_dataset_is_said_without_a_claim_about_the_samplers(caplog):
     dataset = Numbers(10)
     with WorkerLoader(dataset, 4, sampler=[1, 2], seed=0, num_workers=1, persistent_workers=True) as loader:

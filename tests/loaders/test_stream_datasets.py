@@ -102,6 +102,21 @@ def test_a_datapipe_shares_out_what_it_has_shuffled_as_with_torchs_workers(num_w
     assert not caplog.messages
 
 
+class KnowsTheWorkers(Numbers):
+    """Asks for its number alone, and takes the number of workers from the program's settings."""
+
+    def __iter__(self):
+        return iter(range(get_worker_info().id, 30, 2))
+
+
+@pytest.mark.parametrize("dataset", [KnowsTheWorkers(), IterableWrapper(range(30)).shuffle()])
+def test_a_stream_that_cannot_know_its_share_is_warned_of(dataset, caplog):
+    warn_once.cache_clear()
+    with loader_of(dataset, 0) as loader:
+        assert len(rows(loader)) > 30
+    assert "streams gives all of them" in caplog.text
+
+
 class OtherState(Numbers):
     """Has methods of these names that mean something else."""
 
@@ -194,7 +209,7 @@ REFUSED = {
     "is split by rank already": lambda: WorkerLoader(split_by_rank(), 3, seed=0, world_size=2),
     "WithLambda cannot be pickled, and each stream .*lambda": lambda: list(WorkerLoader(WithLambda(), 3, seed=0)),
     "cannot be read in a thread": lambda: list(Preloader(of_numbers(seed=0), "cpu", 2)),
-    "has no length": lambda: len(of_numbers(seed=0)),
+    "has no length: give steps_per_epoch": lambda: len(of_numbers(seed=0)),
     "streams=2, but .* streams=4": lambda: load(loader_of(Numbers(), 0), loader_of(Numbers(), 0, streams=2)),
     "stream 1 ended 1 samples before": lambda: load(loader_of(Numbers(9), 0), loader_of(Numbers(), 0)),
 }

@@ -173,6 +173,13 @@ class Program:
         return torch.tensor(samples)
 
 
+def test_another_collate_fn_counts_from_the_next_epoch_on_without_workers():
+    with WorkerLoader(range(4), 2, seed=0, persistent_workers=True) as loader:
+        assert contents(loader) == [[0, 1], [2, 3]]
+        loader.collate_fn = sum
+        assert list(loader) == [1, 5]
+
+
 def test_workers_stay_while_the_object_of_a_collate_fn_that_is_its_method_changes():
     program = Program()
     with WorkerLoader(
