@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.errors import DataError
+from data.errors import DataError, explained
 from data.guarded import Guarded, guarded
 
 CROPS = ("crop", "center_crop")
@@ -214,7 +214,8 @@ class ImageDataset(Guarded):
     transform, test_transform: the steps for training samples, and for test samples and new images: see Transform.
     stratify: see data.subset.split.
 
-    A subclass sets `classes`, `labels`, an array (N, ...), and `image_shape`, the (H, W, C) of a crop; and defines
+    A subclass sets `classes`, `labels` (N, ...), which become an array, and `image_shape`, the (H, W, C) of a crop.
+    It defines
     - `write_images(indices, images, random)`: crops and mirrors as `transform` says, without its functions, and writes
       the result into `images`, uint8 (B, H, W, C);
     - `whole(index)`: the image as it is stored, uint8 (C, H, W);
@@ -246,6 +247,10 @@ class ImageDataset(Guarded):
         training_transform = Transform("data.transform", transform, self.has_one_size)
         self.test_transform = Transform("data.test_transform", test_transform, self.has_one_size)
         self.transform = training_transform if train else self.test_transform
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_labels = name == "labels" and value is not None
+        super().__setattr__(name, label_array(type(self).__name__, value) if is_labels else value)
 
     def write_images(self, indices: np.ndarray, images: torch.Tensor, random: Any) -> None:
         raise NotImplementedError
@@ -326,6 +331,18 @@ class ImageDataset(Guarded):
         plain = copy(self)
         plain.transform = self.test_transform
         return plain
+
+
+def label_array(kind: str, labels: Any) -> np.ndarray:
+    """The labels (N, ...) of a list, a tensor or a pandas column in its order. kind: the dataset's class."""
+    if hasattr(labels, "iloc"):  # its own labels are no positions
+        labels = labels.to_numpy()
+    remedy = "set numbers, as many for each sample; of classes their places, self.classes.index(name)"
+    with explained(f"{kind}.labels cannot be used", remedy):
+        array = np.require(labels, requirements=["W"])  # pandas' memory may be read-only, which torch warns of
+        if array.ndim == 0 or array.dtype.kind not in "biuf":
+            raise ValueError(f"it is {form_of(array)}")
+    return array
 
 
 def in_layout(pixels: torch.Tensor) -> torch.Tensor:

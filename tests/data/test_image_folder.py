@@ -12,7 +12,7 @@ import torch
 from PIL import ExifTags, Image, ImageOps, features
 
 from data.errors import DataError, printable, read_lines
-from data.image_folder import ImageFolder, find_images
+from data.image_folder import ImageFiles, ImageFolder, find_images
 from data.images import decoding
 from data.images.crops import CROP_ATTEMPTS, random_crop
 from loaders import WorkerLoader
@@ -324,3 +324,27 @@ def test_the_size_of_images_may_change_between_two_epochs(workers, method, tmp_p
             dataset.image_size = size
             sizes += [batch["image"].shape[1] for batch in loader]
     assert sizes == [8, 12, 12, 6]
+
+
+def test_labels_of_an_own_class_may_be_a_list_a_tensor_or_a_column_and_have_to_be_numbers(tmp_path):
+    folder = write_images(tmp_path, ("cat", "dog"), count=2) / "train"
+
+    class Photos(ImageFiles):
+        classes = ("cat", "dog")
+
+        def __init__(self, labels):
+            super().__init__(True, image_size=8)
+            self.files = sorted(folder.glob("*/*"))
+            self.labels = labels
+
+        def path(self, index):
+            return str(self.files[index])
+
+    column = pytest.importorskip("pandas").Series([1, 1, 0, 0], index=[3, 2, 1, 0])
+    for labels in ([1, 1, 0, 0], (1, 1, 0, 0), torch.tensor([1, 1, 0, 0]), column, [torch.tensor(1)] * 2 + [0] * 2):
+        dataset = Photos(labels)
+        assert read_batch(dataset, 4)["label"].tolist() == [1, 1, 0, 0]
+        assert [dataset[index]["label"].item() for index in range(4)] == [1, 1, 0, 0]
+    for labels in (["cat"] * 4, [[1], [0, 1], [0], [0]], 3):
+        with refused("Photos.labels cannot be used .*self.classes.index"):
+            Photos(labels)
