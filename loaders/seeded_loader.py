@@ -271,8 +271,14 @@ class SeededLoader(WorkerLoader[T_co]):
                 "loader's own (persistent_workers=True keeps the workers from epoch to epoch), give the argument "
                 "batch_sampler, or use a WorkerLoader without a seed"
             )
-        for name in ("batch_size", "drop_last", "sampler"):
-            if getattr(self.batch_sampler, name) != getattr(self, name):
+        sampler: Any = self.batch_sampler
+        same = {
+            "batch_size": sampler.batch_size == self.batch_size,
+            "drop_last": sampler.drop_last == self.drop_last,
+            "sampler": sampler.sampler is self.sampler,  # it may be an array
+        }
+        for name, is_same in same.items():
+            if not is_same:
                 raise LoaderConfigError(
                     f"{place}.{name} was changed, which a loader with a seed does not read: make a new loader with "
                     f"this {name}, and give it the epoch by set_epoch, or use a WorkerLoader without a seed"

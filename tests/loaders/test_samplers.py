@@ -118,7 +118,7 @@ def test_a_batch_sampler_that_takes_the_place_of_the_loaders_own_is_refused_with
             iter(loader)
 
 
-@pytest.mark.parametrize("settings", [{"shuffle": True}, {"sampler": list(range(10))}])
+@pytest.mark.parametrize("settings", [{"shuffle": True}, {"sampler": np.arange(10)}, {"sampler": torch.arange(10)}])
 @pytest.mark.parametrize(("name", "value"), [("batch_size", 2), ("drop_last", True), ("sampler", [0, 1])])
 def test_a_change_of_the_loaders_own_batch_sampler_is_refused_with_a_seed(name, value, settings):
     with SeededLoader(Numbers(10), 4, seed=0, **settings) as loader:
