@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from contextlib import suppress
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
 from data.transform import OLD_KEYS
-from training.config import ROOT, ConfigError
+from training.config import ROOT, Config, ConfigError
 from training.files import write_whole
 from training.processes import number_in, rank, world_size
 from training.resume import named_path
@@ -141,9 +142,10 @@ def parsed(overrides: list[str]) -> dict[str, Override]:
 
 def say_remedies(arguments: list[str], refusal: BaseException | None) -> None:
     """Says what to do about a command line that Hydra has refused by `refusal`, where Hydra does not know it."""
-    if no_package := re.search(r"In '((\w+)/[^']*)': .*\nKey '\2' not in 'Config'", str(refusal)):
-        print(f"error: {no_package[1]}.yaml: begin it with the line '# @package _global_'", file=sys.stderr)
     options = hydra_utils.get_args_parser().parse_intermixed_args(arguments)
+    if no_package := re.search(r"In '((\w+)/[^']*)': .*\nKey '\2' not in 'Config'", str(refusal)):
+        remedy = package_of(no_package[1], options.config_dir)
+        print(f"error: {no_package[1]}.yaml: {remedy}", file=sys.stderr)
     by_key = parsed(options.overrides)
     for file in recipes(by_key.get("experiment"), options.config_dir):
         for group, choice in choices_without_override(file).items():
@@ -156,12 +158,30 @@ def say_remedies(arguments: list[str], refusal: BaseException | None) -> None:
         is_list = is_list and old_key in ("transform", "test_transform")
         if key.startswith("data.") and old_key in OLD_KEYS and not is_list:
             print(f"error: {override.input_line}: {OLD_KEYS[old_key]}{where}", file=sys.stderr)
+        if override.is_add() and override.package is None and key in choices_of_root():
+            print(f"error: {override.input_line}: write {str(override.input_line).lstrip('+')}", file=sys.stderr)
         if key in PLUGINS:
             install = f"pip install --pre {PLUGINS[key]}"
             print(f"error: {override.input_line}: if Hydra cannot load it, {install}", file=sys.stderr)
         name = key.partition(".")[2].partition(".")[0]
         if key.startswith("callbacks.") and override.is_add() and name in names_of_callbacks():
             print(f"error: {override.input_line}: there is a callback {name!r}: choose another name", file=sys.stderr)
+
+
+def package_of(name: str, config_dir: str | None) -> str:
+    """What to change in a yaml file, GROUP/CHOICE, of a group that is no section of the config."""
+    group = name.partition("/")[0]
+    contents: list[Any] = []
+    for folder in config_folders(config_dir):
+        with suppress(OSError, ValueError, yaml.YAMLError):
+            contents.append(yaml.safe_load((folder / f"{name}.yaml").read_text()))
+    keys = {key for content in contents if isinstance(content, dict) for key in content}
+    if keys <= {"defaults", "hydra", *(each.name for each in fields(Config))}:
+        return "begin it with the line '# @package _global_'"
+    if group == "logger":
+        return "begin it with the line '# @package callbacks', and put its keys below a name, as extras/loggers/ do"
+    field = f"{group}: Section = field(default_factory=dict)"
+    return f"a section {group} of your own needs `{field}` at the end of Config in training/config.py"
 
 
 def recipes(override: Override | None, config_dir: str | None) -> list[Path]:
@@ -180,13 +200,18 @@ def choices_without_override(recipe: Path) -> dict[str, Any]:
     except yaml.YAMLError:  # Hydra has said it
         return {}
     keys = keys if isinstance(keys, dict) else {}
-    groups = choices_in(yaml.safe_load((ROOT / "conf" / "config.yaml").read_bytes())["defaults"])
+    groups = choices_of_root()
     choices = {key: choice for key, choice in keys.items() if isinstance(choice, str)}
     for key, choice in choices_in(as_list(keys.get("defaults"))).items():
         group = str(key).split()[-1].removeprefix("/")
         if key != f"override /{group}":
             choices[group] = choice
     return {group: choice for group, choice in choices.items() if group in groups}
+
+
+def choices_of_root() -> dict[str, Any]:
+    """The choices, by group, of config.yaml."""
+    return choices_in(yaml.safe_load((ROOT / "conf" / "config.yaml").read_bytes())["defaults"])
 
 
 def choices_in(defaults: list[Any]) -> dict[str, Any]:
@@ -269,6 +294,8 @@ def folder_of_torchrun(parent: str) -> Path | None:
 def remedy_of(override: str) -> str:
     """What to type in place of an override that Hydra cannot parse."""
     key, equals, text = override.partition("=")
+    if text.endswith(","):
+        return "remove the comma at its end"
     if not (key and equals):
         return "write KEY=VALUE, without spaces around the ="
     value: Any = text

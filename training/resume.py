@@ -196,8 +196,8 @@ def check_same_run(folder: Path, changed: dict[str, str], is_job: bool, has_fini
     of_speed = () if has_finished else OF_SPEED
     if is_job and (differing := sentences(changed, (*OF_FILES, *OF_LOADER, *OF_DATA, *of_speed))):
         raise ConfigError(
-            f"{folder} has a job of other values ({differing}): choose another hydra.sweep.dir, or set "
-            "train.resume=null to train in this one again"
+            f"{folder} has a job of other values ({differing}): choose another hydra.sweep.dir (and a "
+            "hydra.sweep.subdir that differs from job to job), or set train.resume=null to train in this one again"
         )
     if has_finished and sentences(changed, (*OF_FILES, *LIMITS)):
         differing = sentences(changed)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from tests.configs import CONF, FAST, complete
+from tests.configs import CONF, EXTENSIONS, FAST, complete
 from tests.data.fakes import write_images
 from tests.training.conftest import call
 
@@ -69,6 +69,28 @@ def test_a_recipe_that_chooses_without_override_is_told_what_to_write_and_that_w
     assert remedies == [f"- override /{key}: {name}" for key, name in CHOICES.items()]
     (folder / "recipe.yaml").write_text("# @package _global_\ndefaults:\n  " + "\n  ".join(remedies))
     assert "adamw" in call(tmp_path, *arguments, ends_with=0).lower()
+
+
+TARGET = f"_target_: {EXTENSIONS}.Spy\n"
+WRONG = {
+    "a recipe": ("experiment/mine", "train: {epochs: 1}\n", "'# @package _global_'"),
+    "a logger": ("logger/mine", TARGET, "'# @package callbacks', and put its keys below a name"),
+    "a section": ("+paths/mine", "root: /data\n", "`paths: Section = field"),
+    "a callback": ("callbacks/mine", TARGET, f"'callbacks={{NAME: {{_target_: {EXTENSIONS}.Spy"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "remedy"), WRONG.values(), ids=WRONG)
+def test_a_file_of_a_group_is_told_what_it_needs(tmp_path, name, content, remedy):
+    file = tmp_path / "conf" / f"{name.lstrip('+')}.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    assert remedy in run(tmp_path, f"--config-dir={tmp_path}/conf", name.replace("/", "="))
+
+
+def test_a_group_of_ours_is_chosen_without_a_plus_and_without_a_comma(tmp_path):
+    assert "write experiment=data_bound" in run(tmp_path, "+experiment=data_bound")
+    assert "remove the comma" in run(tmp_path, "data=cifar10,")
 
 
 def test_a_job_that_fails_is_told_nothing_of_command_lines_that_hydra_refuses(tmp_path):
@@ -137,6 +159,7 @@ SETTINGS = {
     "task.scores=mse": "task.scores=mse",
     "task.scores=[mse]": "task.scores=",
     "task.metrics=mse": "task.metrics=mse",
+    "task.metrics={_target_: builtins.dict}": r"task.metrics=\{NAME: \{_target_: builtins.dict",
     "task.metrics={a: {_target_: builtins.dict}}": "task.metrics.a",
     "task.inputs=3": "task",
     "task.label=[a]": "task.label",
