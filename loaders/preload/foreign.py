@@ -5,10 +5,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..background import reraise_of_signal
+from ..errors import warn_once
 from ..iterators import BatchEngine, Consumer, EpochIterator, Position
 from ..offered import has_state
 from ..plans import Plan
 from ..workers.messages import Reading
+
+EMPTY = (
+    "a Preloader over a %s gave no batch in epoch %s (they count from 0): an iterator can be read only once, so make "
+    "it and its Preloader anew for each epoch, or give an object whose __iter__ begins anew"
+)
 
 
 def state_reader(loader: Any) -> Callable[[], Any]:
@@ -41,12 +47,14 @@ class ForeignEpoch(Plan, BatchEngine):
         super().__init__()
         self._batches = batches
         self._state_of = state_of
+        self._epoch = 0
         self._end = sys.maxsize  # how many tasks there are, once that is known
         self._number = -1  # number of the last reading's task
         self._reading = Reading()
 
     def iterator(self, epoch: int, first: int) -> EpochIterator:
         """Returns an iterator over the batches; `first` is the number of the first one in the epoch."""
+        self._epoch = epoch
         consumer = Consumer(Position(epoch, first, first, {0: self._state_of()}), self)
         return EpochIterator(self, consumer, self, owns_engine=False)
 
@@ -63,6 +71,8 @@ class ForeignEpoch(Plan, BatchEngine):
             except StopIteration:
                 reading.is_empty = True
                 self._end = number + 1
+                if number == 0 and self._epoch > 0:
+                    warn_once(EMPTY, type(self._batches).__name__, str(self._epoch))
             except Exception as error:
                 reraise_of_signal(error)
                 reading.error = error

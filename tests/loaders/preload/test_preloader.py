@@ -9,7 +9,8 @@ import torch
 from example_datasets import Numbers, contents
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from loaders import Random, SeededLoader, WorkerLoader
+from loaders import Preloader, Random, SeededLoader, WorkerLoader
+from loaders.errors import warn_once
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
 
@@ -275,3 +276,14 @@ def test_the_state_of_another_loader_is_passed_on_as_it_is(make, depth):
     assert state == {"batches": 3}
     loader.load_state_dict(state)
     assert next(loader).item() == 4
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_iterator_that_has_no_batch_left_for_another_epoch_is_warned_of(depth, caplog):
+    warn_once.cache_clear()
+    pairs = zip([1, 2], [3, 4], strict=True)
+    with Preloader(pairs, "cpu", depth) as once, Preloader([[1], [2]], "cpu", depth) as again:
+        assert list(once) == [(1, 3), (2, 4)] and list(again) == list(again)
+        assert not caplog.messages
+        assert list(once) == []
+    assert "a Preloader over a zip gave no batch in epoch 1" in caplog.text
