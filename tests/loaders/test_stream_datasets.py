@@ -114,7 +114,28 @@ def test_a_stream_that_cannot_know_its_share_is_warned_of(dataset, caplog):
     warn_once.cache_clear()
     with loader_of(dataset, 0) as loader:
         assert len(rows(loader)) > 30
-    assert "streams gives all of them" in caplog.text
+    assert "samples come several times" in caplog.text
+
+
+class Files(IterableDataset):
+    files = range(32)
+
+    def __iter__(self):
+        return iter(self.files)
+
+
+def split_for(workers, worker):
+    """A program's worker_init_fn; workers: 0: asks how many there are."""
+    workers = workers or get_worker_info().num_workers
+    get_worker_info().dataset.files = range(32)[worker::workers]
+
+
+@pytest.mark.parametrize(("workers", "warns"), [(16, True), (0, False)])
+def test_a_worker_init_fn_that_cannot_know_the_number_of_streams_is_warned_of(workers, warns, caplog):
+    warn_once.cache_clear()
+    with loader_of(Files(), 0, streams=8, worker_init_fn=partial(split_for, workers)) as loader:
+        assert (sorted(rows(loader)) == list(range(32))) is not warns
+    assert ("or not at all" in caplog.text) is warns
 
 
 class OtherState(Numbers):
