@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from example_datasets import Noisy, Numbers, Written, contents, failing, outcomes
-from torch.utils.data import default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from loaders import ResidentLoader, UnequalSamples, WorkerLoader
 
@@ -226,7 +226,34 @@ def test_of_samples_that_make_no_batch_the_one_that_differs_is_named(options):
 def test_what_makes_no_batch_even_alone_is_not_put_down_to_a_difference_that_does_no_harm():
     """An int and a float make a batch; None does not."""
     samples = [{"score": 0, "mask": None}, {"score": 0.5, "mask": None}]
-    with WorkerLoader(samples, 2, seed=0) as loader, pytest.raises(TypeError, match="NoneType"):
+    said = "sample 0 is mask: NoneType, score: int, which no batch can have .*NoneType"
+    with WorkerLoader(samples, 2, seed=0) as loader, pytest.raises(UnequalSamples, match=said):
+        list(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_mirrored_array_is_named_with_the_reason(num_workers):
+    samples = [np.arange(3)] * 3 + [np.arange(3)[::-1]] * 2
+    said = "sample 3 is int64 .3,., which no batch can have .*stride.* is negative"
+    loader = WorkerLoader(samples, 5, num_workers=num_workers, seed=0)
+    with loader, pytest.raises(UnequalSamples, match=said):
+        list(loader)
+
+
+class UnevenStream(IterableDataset):
+    def __init__(self, last):
+        self.last = last
+
+    def __iter__(self):
+        yield from (torch.zeros(3), torch.zeros(3), self.last)
+
+
+@pytest.mark.parametrize(
+    ("last", "said"), [(torch.zeros(4), r"2 of a batch of stream 0 is torch.float32 \(4,\)"), (None, "NoneType")]
+)
+def test_a_sample_of_a_stream_that_makes_no_batch_is_named(last, said):
+    loader = WorkerLoader(UnevenStream(last), 3, num_workers=0, seed=0, streams=1)
+    with loader, pytest.raises(UnequalSamples, match=said):
         list(loader)
 
 
