@@ -143,7 +143,7 @@ def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
     if others := [name for name in compared if not are_close(scores[name], again[name], relative=1e-2)]:
         log.warning(
             "%s: other values when the same test samples are evaluated again: one of %s draws random numbers in "
-            "evaluation mode, as F.dropout(x) does without training=self.training, or changes itself",
+            "evaluation mode, as F.dropout(x) does without training=self.training, or changes itself or the batch",
             ", ".join(others),
             names_of(trainer),
         )

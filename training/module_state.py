@@ -38,6 +38,7 @@ from training.config import ConfigError
 from training.no_trace import own_attributes
 from training.optimizer import RATES, as_builtin, settings_of_groups, weights_of
 from training.resume import empty_buffers
+from training.trained_weights import names_left_out, warn_of_left_out
 from training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class ModuleState:
         self._built: dict[str, Any] = {}  # the settings, and what no state_dict has, before on_start
         self._at_start: dict[str, Any] = {}  # the same after it
         self._warned: set[str] = set()  # the settings of which `check` has warned
+        self._left_out = {*names_left_out(trainer)}  # weights that no optimizer has, of which dry_run.py has warned
         self.never_finite = not_finite(self._values())
 
     def _parts(self) -> tuple[Any, ...]:
@@ -229,8 +231,8 @@ class ModuleState:
     def check(self) -> None:
         """Raises ConfigError for a change that no resume could load, or with which processes train different weights.
 
-        Warns once of a network in evaluation mode, and of other settings that differ between processes. All processes
-        have to call it.
+        Warns once of a network in evaluation mode, of weights that are trained now and that no optimizer has, and of
+        other settings that differ between processes. All processes have to call it.
         """
         if self._parts() != self._parts_at_start:
             raise ConfigError(
@@ -247,6 +249,9 @@ class ModuleState:
                 "batch norm as they are: call run.trainer.model.train()",
                 type(network).__name__,
             )
+        left_out = [name for name in names_left_out(self._trainer) if name not in self._left_out]
+        self._left_out.update(left_out)
+        warn_of_left_out(left_out)  # which a callback has unfrozen
         self._compare_weights()
         settings = self._settings() | settings_of_groups(self._trainer.optimizers, SAME)
         of_processes = self._processes.gather(settings)

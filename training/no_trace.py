@@ -74,13 +74,14 @@ def own_attributes(part: Any) -> dict[str, Any]:
 def tensors_put_back(modules: nn.Module) -> Iterator[None]:
     """After the block weights and buffers are as before it. Copies are on the CPU: a device may have no room.
 
-    Raises ConfigError if the block has registered buffers that checkpoints would have.
+    Raises ConfigError if the block has registered buffers that checkpoints would have, or has changed their size.
     """
     tensors = []
     empty = []  # a first forward pass may set such a buffer
+    resized = []
     names = {}
     for path, part in modules.named_modules():
-        names[path] = {*part._buffers}
+        names[path] = {*part._buffers.keys()}
         for name, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
             tensors.append((part, name, value, value.detach().to("cpu", copy=True)))
         empty += [(part, name) for name, value in part._buffers.items() if value is None]
@@ -89,6 +90,9 @@ def tensors_put_back(modules: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for part, name, value, before in tensors:
+                size = getattr(getattr(part, name), "shape", before.shape)
+                if size != before.shape and name not in part._non_persistent_buffers_set and not loads_itself(part):
+                    resized.append((part, name, before.shape, size))
                 if value.shape != before.shape:
                     value.resize_(before.shape)  # the observers of torch.ao resize theirs
                 value.copy_(before)
@@ -97,9 +101,22 @@ def tensors_put_back(modules: nn.Module) -> Iterator[None]:
         for part, name in empty:
             setattr(part, name, None)
     for path, part in modules.named_modules():
-        for name in part._buffers.keys() - names.get(path, part._buffers.keys()) - part._non_persistent_buffers_set:
+        now = {*part._buffers.keys()}  # of a TorchScript module a list
+        for name in now - names.get(path, now) - part._non_persistent_buffers_set:
             raise ConfigError(
                 f"{type(part).__name__} registers the buffer {name} in its forward pass, so that no new network could "
                 f'load a checkpoint with it: call self.register_buffer("{name}", None) in its constructor, and set '
                 f"self.{name} in forward"
             )
+    for part, name, before, size in resized:
+        raise ConfigError(
+            f"{type(part).__name__} changes the size of the buffer {name} in its forward pass, from {tuple(before)} "
+            f"to {tuple(size)}, so that no new network could load a checkpoint with it: call "
+            f'self.register_buffer("{name}", None) in its constructor, and set self.{name} in forward, or '
+            f'self.register_buffer("{name}", ..., persistent=False), if no checkpoint has to have it'
+        )
+
+
+def loads_itself(part: nn.Module) -> bool:
+    """Whether a module loads its state in a way of its own, as the observers of torch.ao take buffers of any size."""
+    return type(part)._load_from_state_dict is not nn.Module._load_from_state_dict

@@ -38,7 +38,6 @@ def state_of(run: Run) -> State:
     trainer = run.trainer
     set_optimizer_mode("eval", trainer.optimizers)
     trainer.schedules.note_own_rates()
-    callbacks = run.callbacks.items()
     return {
         "model": trainer.model.state_dict(),
         "ema_model": None if trainer.ema_model is None else trainer.ema_model.state_dict(),
@@ -54,7 +53,7 @@ def state_of(run: Run) -> State:
         "classes": run.data.classes,
         "new_images": run.data.new_images,
         "config": trainer.settings,
-        "callbacks": {name: item.state_dict() for name, item in callbacks if hasattr(item, "state_dict")},
+        "callbacks": run.callback_states(),
     }
 
 

@@ -56,17 +56,29 @@ def check_optimized(trainer: Trainer) -> None:
                 f"{name} is trained in float16, which rounds small updates, and the eps of Adam, to 0: keep weights "
                 "in float32, and compute in float16 by train.precision=fp16"
             )
-    left_out = [name for name, weight in trainable.items() if id(weight) not in optimized]
+    left_out = names_left_out(trainer)
     of_task = [name for name in trainable if name.startswith("task.") and name not in left_out]
-    if left_out:
+    warn_of_left_out(left_out)
+    if of_task:
+        log.info("%s are trained too; requires_grad_(False) keeps their values", ", ".join(of_task))
+
+
+def names_left_out(trainer: Trainer) -> list[str]:
+    """The weights that no optimizer has, though they are trained, or will be by train.unfreeze_after."""
+    optimized = {*map(id, weights_of(trainer.optimizers))}
+    later = {*map(id, trainer.frozen_weights)} if trainer.train_config.unfreeze_after else set()
+    weights = trainer.all_modules.named_parameters()
+    return [name for name, one in weights if (one.requires_grad or id(one) in later) and id(one) not in optimized]
+
+
+def warn_of_left_out(names: list[str]) -> None:
+    if names:
         log.warning(
             "no optimizer has %s (%d weights), so they keep their values: give them to one in configure_optimizers(), "
             "or say so by requires_grad_(False)",
-            ", ".join(left_out[:3]),
-            len(left_out),
+            ", ".join(names[:3]),
+            len(names),
         )
-    if of_task:
-        log.info("%s are trained too; requires_grad_(False) keeps their values", ", ".join(of_task))
 
 
 def unregistered(trainer: Trainer, known: set[int]) -> list[str]:

@@ -669,6 +669,10 @@ class Noisy(nn.Module):
         self.register_buffer("range", torch.zeros(()))
         self.register_buffer("scale", None)
 
+    def _load_from_state_dict(self, state, prefix, *options):
+        self.range.resize_(state[f"{prefix}range"].shape)  # as the observers of torch.ao do
+        super()._load_from_state_dict(state, prefix, *options)
+
     def forward(self, images):
         self.calls += 1
         self.size = self.size + len(images)

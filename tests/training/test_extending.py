@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import threading
 from collections import deque
 from contextlib import nullcontext
 from copy import deepcopy
@@ -22,6 +23,7 @@ from tests.configs import (
     EXTENSIONS,
     IMAGES,
     SMALL,
+    TWO_PARTS,
     checkpoint,
     differences,
     differing_weights,
@@ -427,6 +429,16 @@ class LeavesOut(Trainer):
         return torch.optim.SGD([self.model[-1].bias], 0.1)
 
 
+class OfTrained(Trainer):
+    def configure_optimizers(self):
+        return torch.optim.SGD([weight for weight in self.model.parameters() if weight.requires_grad], 0.1)
+
+
+class Thaws:
+    def on_epoch_end(self, run):
+        run.trainer.model.requires_grad_(True)
+
+
 class Loose(Trainer):
     """Its temperature is trained, but is in no module."""
 
@@ -476,6 +488,7 @@ class FromLightning(nn.Linear):
 
 
 NETWORK = f"model._target_={__name__}.FromLightning"
+FROZEN = f"{TWO_PARTS} trainer._target_={__name__}.OfTrained train.freeze=first"
 
 
 class Forgetful(nn.Module):
@@ -638,6 +651,8 @@ CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100
         (f"+callbacks.mine._target_={__name__}.Misnamed", "nothing calls on_epoch_begin"),
         (f"+callbacks.mine._target_={__name__}.Misnamed", "has only one of state_dict and load_state_dict"),
         (f"trainer._target_={__name__}.LeavesOut", "no optimizer has model.2.weight (1 weights)"),
+        (f"{FROZEN} train.unfreeze_after=2", "no optimizer has model.first.1.weight, model.first.1.bias (2 weights)"),
+        (f"{FROZEN} +callbacks.mine._target_={__name__}.Thaws", "no optimizer has model.first.1.weight"),
         (f"+callbacks.mine._target_={__name__}.Returns", "on_step of callbacks.mine returned -1, which nothing reads"),
         (f"+callbacks.mine._target_={__name__}.Returns", "on_end of callbacks.mine returned [7"),
         (f"trainer._target_={__name__}.ForgetsToStep", "no optimizer has stepped in an epoch"),
@@ -677,6 +692,80 @@ def test_what_train_freeze_names_keeps_its_weights_and_statistics_and_another_no
     one, more = (checkpoint(tmp_path / count)["model"] for count in "15")
     statistics = [f".norm.{name}" for name in ("num_batches_tracked", "running_mean", "running_var")]
     assert differences(one, more) == [".last.bias", ".last.weight", *statistics]
+
+
+class Keeps:
+    """A callback whose state has a number of numpy, and something else."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def on_step(self, run):
+        pass
+
+    def state_dict(self):
+        return {
+            "best": np.float64(0.5),
+            "seen": [np.int64(3)],
+            "other": threading.Lock() if self.kind == "lock" else 1,
+        }
+
+    def load_state_dict(self, state):
+        assert state == {"best": 0.5, "seen": [3], "other": 1}
+
+
+def test_a_state_of_a_callback_may_have_numbers_of_numpy_and_what_no_checkpoint_can_have_is_said_before_training(
+    tmp_path, error
+):
+    keeps = f"+callbacks.keeps._target_={__name__}.Keeps +callbacks.keeps.kind="
+    train(tmp_path, f"{keeps}number train.max_steps=2")
+    train(tmp_path, f"{keeps}number train.max_steps=3")
+    with error("no checkpoint can have callbacks.keeps.other: <class '_thread.lock'>"):
+        train(tmp_path / "lock", f"{keeps}lock")
+    assert not (tmp_path / "lock" / "metrics.jsonl").exists()
+
+
+class Remembers(Linear):
+    """Its memory grows with each batch."""
+
+    def add(self, kind, **_):
+        start = None if kind == "filled" else torch.zeros(0, 10)
+        self.register_buffer("memory", start, persistent=kind != "unsaved")
+
+    def forward(self, images):
+        outputs = super().forward(images)
+        if self.training:
+            self.memory = torch.cat([outputs.detach(), *([] if self.memory is None else [self.memory])])
+        return outputs
+
+
+def test_a_buffer_whose_size_changes_is_refused_unless_a_resume_can_load_it(tmp_path, error):
+    remembers = f"model._target_={__name__}.Remembers +model.kind="
+    with error(r"Remembers changes the size of the buffer memory .* from \(0, 10\) to \(\d+, 10\)"):
+        train(tmp_path, f"{remembers}saved")
+    for kind in ("filled", "unsaved"):
+        for steps_in_all in (2, 3):
+            train(tmp_path / kind, f"{remembers}{kind} train.max_steps={steps_in_all}")
+    assert checkpoint(tmp_path / "filled")["model"]["memory"].shape == (3 * 32, 10)
+
+
+def scripted(num_classes, in_channels, **_):
+    return torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(8 * 8 * in_channels, num_classes), nn.Dropout(0.1)))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
+def test_a_network_of_torchscript_trains(tmp_path):
+    train(tmp_path, f"model._target_={__name__}.scripted train.max_steps=2 callbacks.ema.decay=0.9")
+
+
+def lazy_norms(num_classes, **_):
+    affine = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(num_classes))
+    return nn.Sequential(nn.LazyBatchNorm2d(affine=False), affine)
+
+
+def test_lazy_norms_are_shaped_with_their_buffers(tmp_path):
+    train(tmp_path, f"model._target_={__name__}.lazy_norms train.max_steps=1")
+    assert checkpoint(tmp_path)["model"]["0.running_mean"].shape == (3,)
 
 
 class NoisyNetwork(Linear):
