@@ -90,8 +90,9 @@ def complete(arguments: list[str]) -> list[str]:
                 f"{text}: there is no value, as where a variable of the shell is not set: give one, or "
                 f"{text}null; an empty text is \"{text}''\""
             )
-    folder = None
-    key, default = ("hydra.sweep.dir", "multirun") if options.multirun else ("hydra.run.dir", "outputs")
+    # Of several processes. Whether there is a sweep, a yaml file may say too: hydra.mode=MULTIRUN.
+    names = {"hydra.run.dir": "outputs", "hydra.sweep.dir": "multirun"} if world_size() > 1 else {}
+    folders = {key: folder_of_torchrun(parent) for key, parent in names.items()}
     override = by_key.get("train.resume")
     if override is not None and override.is_sweep_override():
         raise ConfigError(f"{override.input_line}: each run has its own settings: resume one run at a time")
@@ -103,13 +104,12 @@ def complete(arguments: list[str]) -> list[str]:
         earlier = [line for line in command["overrides"] if not parsed([line]).keys() & by_key.keys()]
         overrides = [*earlier, *overrides]
         if resumed.is_dir() and not options.multirun:  # a checkpoint file starts a run in a new folder
-            folder = run_folder
-            if rank() == 0 and not (folder / COMMAND).exists():  # Hydra will overwrite what it was read from
-                write_whole(folder / COMMAND, yaml.safe_dump(command))
-    if folder is None and world_size() > 1:
-        folder = folder_of_torchrun(default)
-    if folder is not None and key not in by_key:
-        overrides = [*overrides, f"{key}={value_of(folder)}"]
+            folders["hydra.run.dir"] = run_folder
+            if rank() == 0 and not (run_folder / COMMAND).exists():  # Hydra will overwrite what it was read from
+                write_whole(run_folder / COMMAND, yaml.safe_dump(command))
+    for key, folder in folders.items():
+        if folder is not None and key not in by_key:
+            overrides = [*overrides, f"{key}={value_of(folder)}"]
     return [*flags, *overrides, *(SILENT if rank() > 0 else [])]
 
 

@@ -244,6 +244,14 @@ def test_a_restart_by_torchrun_goes_on_in_the_folder_that_began_with_a_file(monk
     assert "hydra.run.dir=outputs/mine" in complete([f"train.resume={earlier}/checkpoints/last.pt"])
 
 
+def test_processes_share_the_folder_of_a_sweep_that_a_yaml_file_asks_for(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    for number in "01":
+        monkeypatch.setenv("RANK", number)
+        assert "hydra.sweep.dir=multirun/mine" in complete(["experiment=with_hydra_mode"])
+
+
 def test_a_job_of_a_sweep_goes_on_with_the_settings_of_the_run(command, tmp_path, earlier):
     command("-m", f"train.resume={earlier}", "train.epochs=2", "optim.weight_decay=0.1", "hydra.sweep.dir=sweep")
     assert settings_of(tmp_path / "sweep" / "0") == (7, 0.125, 64, 4)
