@@ -21,6 +21,7 @@ from extras.finished.new_images import NewImages
 from loaders import offers
 from training.config import ConfigError
 
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 Inputs = dict[str, Any]  # of a sample, or of a batch, by name
 Sample = tuple[str, Inputs, str]  # its name, its inputs, and why it cannot be read, or ""
 
@@ -122,6 +123,10 @@ def image_files(inputs: Sequence[str]) -> list[str]:
             paths += [os.path.join(name, image) for image in images]
         elif name.endswith(".txt"):
             paths += read_lines("", name, "surrogateescape")
+        elif name.lower().endswith(TABLES):
+            raise DataError(
+                f"{name} is no image: give a .txt file with a path per line, or the table by data.test_table"
+            )
         else:
             paths.append(name)
     return list(dict.fromkeys(paths))

@@ -20,7 +20,7 @@ from data.subset import Subset
 from extras.finished import evaluate, export, predict
 from extras.finished.evaluation import MISTAKES, Evaluation
 from extras.finished.finished_run import FinishedRun, saying_what_has_moved
-from extras.finished.samples import ImageFiles, Samples, batches_of, name_of
+from extras.finished.samples import ImageFiles, Samples, batches_of, image_files, name_of
 from tests.configs import EXTENSIONS, TWO_PARTS, composed, summary_of, train
 from tests.data.fakes import write_fashion, write_images, write_table
 from tests.data.reading import refused
@@ -744,3 +744,14 @@ def test_an_error_names_the_settings_of_paths_that_are_not_there_and_of_no_word(
     with pytest.raises(ConfigError) as raised, saying_what_has_moved(sections):
         raise ConfigError("row 3 has the label 3, which is not one of the classes")
     assert "moved" not in str(raised.value)
+
+
+def test_a_table_is_no_image_and_what_to_give_is_said(tmp_path):
+    (tmp_path / "new.CSV").write_text("image\n1.jpg\n")
+    with refused(r"new.CSV is no image: give a .txt file .* data.test_table"):
+        image_files([str(tmp_path / "new.CSV")])
+
+
+def test_a_run_without_test_samples_is_told_of_both_remedies(tmp_path):
+    with refused(r"no test samples: give it some .*data.test_table.* data.val_fraction=0.1"):
+        train(tmp_path, "data.test_length=0")
