@@ -2,10 +2,13 @@
 
 import gc
 import logging
+import random
 import re
 from functools import partial
 
+import numpy as np
 import pytest
+import torch
 from every_loader import saved
 from example_datasets import rows
 from example_streams import Numbers, Stateful, loader_of, seen
@@ -136,6 +139,31 @@ def test_a_worker_init_fn_that_cannot_know_the_number_of_streams_is_warned_of(wo
     with loader_of(Files(), 0, streams=8, worker_init_fn=partial(split_for, workers)) as loader:
         assert (sorted(rows(loader)) == list(range(32))) is not warns
     assert ("or not at all" in caplog.text) is warns
+
+
+class HoldsGenerator(Numbers):
+    def __init__(self, generator):
+        super().__init__()
+        self.generator = generator
+
+    def __iter__(self):
+        self.draw(self.generator)
+        return super().__iter__()
+
+    def draw(self, generator):
+        if isinstance(generator, torch.Generator):
+            return torch.randperm(4, generator=generator)
+        return generator.shuffle([1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    "make", [random.Random, np.random.default_rng, lambda seed: torch.Generator().manual_seed(seed)]
+)
+def test_a_stream_whose_generator_begins_anew_in_each_pass_is_warned_of(make, caplog):
+    warn_once.cache_clear()
+    with loader_of(HoldsGenerator(make(0)), 0) as loader:
+        assert rows(loader)
+    assert "HoldsGenerator.generator, which begins each pass as at first" in caplog.text
 
 
 class OtherState(Numbers):
