@@ -50,10 +50,10 @@ def text_of(row: str, column: str, value: Any) -> str:
     """A cell as text. None and NaN are empty."""
     if isinstance(value, list | dict | bytes):
         kind = type(value).__name__
-        raise DataError(
-            f"{row}: {column!r} has a {kind}, {str(value)[:60]}: write a text or a number; for several classes a "
-            "column of 0 and 1 for each, for task=multilabel"
-        )
+        remedy = "write a text or a number; images that a Parquet file contains are for data=huggingface"
+        if isinstance(value, list):
+            remedy = "write a text or a number; for several classes a column of 0 and 1 for each, for task=multilabel"
+        raise DataError(f"{row}: {column!r} has a {kind}, {str(value)[:60]}: {remedy}")
     return "" if value is None or value != value else str(value).strip()
 
 
