@@ -156,6 +156,11 @@ def test_a_class_that_takes_no_positional_argument_is_a_sentence():
         build("schedule", {"_target_": f"{__name__}.Nothing"}, "the optimizer")
 
 
+def test_a_function_in_place_of_a_metric_is_told_what_a_metric_has():
+    with refused(r"task\.metrics\.f1: .* it has to return an object with update, compute"):
+        build("task.metrics.f1", {"_target_": "torch.nn.functional.mse_loss"}, methods={"update": [], "compute": []})
+
+
 class Named(Classification):
     """A task that sets an attribute of a name to a module, a number or a function."""
 
