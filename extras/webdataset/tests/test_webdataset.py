@@ -123,7 +123,7 @@ def test_what_the_system_refuses_is_not_put_down_to_the_shard(tmp_path):
         (lambda tar: tar.replace(b"0.cls", b"1.cls"), "uncompressed tar (the header at byte "),
         ({"a/0.jpg": b""}, "SHARD: the key a/0 has no label (.cls or .json); add it"),
         ({"0.cls": b"1", "0.jpg": None}, "SHARD: the key 0 has no image (.jpg or another); add it"),
-        ({"0.jpg": b"", "0.json": b"{}"}, "SHARD: 0.json has no label ('label'); write"),
+        ({"0.jpg": b"", "0.json": b"{}"}, "SHARD: 0.json has no label (KeyError: 'label'); write"),
         ({"0.jpg": b"", "0.cls": b""}, "SHARD: 0.cls has no label"),
         ({"0.jpg": b"", "0.cls": b"\xff\xfe"}, "SHARD: 0.cls has no label"),
         ({"0.jpg": b"", "0.cls": b"ant"}, "SHARD/0.jpg has the label ant, which is not one of the classes cat"),
