@@ -202,6 +202,18 @@ def test_a_file_of_another_program_is_not_overwritten(tmp_path, name):
         checkpoints(tmp_path)
 
 
+def test_a_touched_checkpoint_is_still_the_runs_and_one_with_other_weights_is_not(tmp_path):
+    ours = checkpoints(tmp_path)
+    ours.save(state(1))
+    file = tmp_path / "checkpoints" / "last.pt"
+    os.utime(file, (0, 0))
+    ours.save(state(2))
+    for content in (state(2) | {"model": {"weight": torch.ones(500)}}, None):
+        file.write_bytes(b"theirs") if content is None else torch.save(content, file)
+        with refused("something else has written into"):
+            ours.save(state(3))
+
+
 def changed_settings(theirs, ours):
     data = {"labels": 0, "first": [], "order": None}
     return changes_since({"config": theirs, "loader": {"samples": 0}, "data": data}, ours, {}, data)
