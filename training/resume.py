@@ -31,6 +31,7 @@ from data.errors import explained, home_path
 from training.checkpoint import (
     State,
     best_or_newest,
+    checkpoints_in,
     is_checkpoint,
     newest,
     read_checkpoint,
@@ -113,7 +114,7 @@ def choose_origin(folder: Path, config: TrainConfig) -> Origin:
     elif path is not None and path.is_file():
         return Origin(read_checkpoint(path))
     elif path is not None:
-        state = newest(path / "checkpoints")
+        state = newest(checkpoints_in(path))
         if state is None:
             raise ConfigError(
                 f"train.resume={config.resume}: there is no checkpoints/step-*.pt: give a checkpoint file"

@@ -147,6 +147,8 @@ def test_a_failed_write_leaves_the_last_good_checkpoint_whole(tmp_path):
         ("earlier", "earlier", 4, 6),
         ("auto", "earlier", "step-0000004.pt", 6),
         (None, "earlier", "step-0000004.pt", "step-0000004.pt"),
+        ("earlier/checkpoints", None, 4, 6),
+        (None, "earlier/checkpoints", "step-0000004.pt", "step-0000004.pt"),
     ],
 )
 def test_a_run_begins_with_the_first_that_there_is(tmp_path, resume, init_from, alone, with_own):
