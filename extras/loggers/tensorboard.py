@@ -8,7 +8,7 @@ from training.run import Run
 
 
 class TensorBoard(Logger):
-    """Options are those of torch.utils.tensorboard.SummaryWriter."""
+    """Options are those of torch.utils.tensorboard.SummaryWriter; log_dir: by default the run's folder."""
 
     package = "tensorboard"
 
@@ -16,7 +16,8 @@ class TensorBoard(Logger):
         from torch.utils.tensorboard import SummaryWriter
 
         # From purge_step on, TensorBoard hides what the run wrote in this folder before it was interrupted.
-        self._writer = SummaryWriter(str(self.folder), purge_step=run.progress.step + 1, **self.options)
+        options = {"log_dir": str(self.folder), "purge_step": run.progress.step + 1, **self.options}
+        self._writer = SummaryWriter(**options)
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
         for key, value in values.items():

@@ -109,6 +109,49 @@ def test_trackio_gets_each_line_at_its_step_and_a_resumed_run_under_its_name(tmp
     assert fake.finished == [*fake.runs, "one-2"]
 
 
+class FakeWandB(ModuleType):
+    """What wandb's API has that we call. Its run has the id that it was given."""
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.__spec__ = ModuleSpec("wandb", None)
+        self.summary = {}
+
+    def login(self, **_):
+        return False
+
+    def Settings(self, **settings):
+        return settings
+
+    def init(self, **options):
+        self.options = options
+        return SimpleNamespace(
+            id=options["id"],
+            summary=self.summary,
+            log=lambda line: None,
+            finish=lambda exit_code: None,
+            define_metric=lambda *_, **__: None,
+        )
+
+
+def test_wandb_gets_the_options_and_what_its_environment_says_before_ours(tmp_path, monkeypatch, caplog):
+    fake = FakeWandB()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for variable in ("WANDB_RUN_GROUP", "WANDB_DIR", "WANDB_MODE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("WANDB_RUN_ID", "theirs")
+    monkeypatch.setenv("WANDB_NAME", "by the environment")
+    added = ["+callbacks.wandb.dir=/elsewhere", "+callbacks.wandb.settings={console: wrap}"]
+    for options, identifier in ((added, "theirs"), (["+callbacks.wandb.id=mine"], "mine")):
+        folder = tmp_path / identifier
+        train_model(composed_by_hydra(*SMALLER, "logger=wandb", "train.epochs=1", *options), folder)
+        assert (folder / "wandb_run_id.txt").read_text() == f"{identifier}\n" and "name" not in fake.options
+        assert fake.options["settings"]["console"] == ("wrap" if options is added else "off")
+        assert fake.options["dir"] == ("/elsewhere" if options is added else str(folder))
+    assert "`wandb sync /elsewhere/wandb/" in caplog.text and "left out" not in caplog.text
+    assert fake.summary["test_accuracy"]
+
+
 def needs(*packages):
     return pytest.mark.skipif(not all(map(find_spec, packages)), reason=f"needs {', '.join(packages)}")
 
@@ -123,9 +166,11 @@ def numbers_of(folder, key):
 
 
 @needs("tensorboard")
-def test_tensorboard_has_the_lines_of_metrics_jsonl_and_the_summary(tmp_path):
-    summary = train_model(composed_by_hydra(*SMALLER, "logger=tensorboard"), tmp_path)
-    found = events.EventAccumulator(str(tmp_path)).Reload()
+@pytest.mark.parametrize("folder", [None, "elsewhere"])
+def test_tensorboard_has_the_lines_of_metrics_jsonl_and_the_summary(tmp_path, folder):
+    options = [f"+callbacks.tensorboard.log_dir={tmp_path}/{folder}"] if folder else []
+    summary = train_model(composed_by_hydra(*SMALLER, "logger=tensorboard", *options), tmp_path)
+    found = events.EventAccumulator(str(tmp_path / (folder or ""))).Reload()
     for key in ("loss", "images_per_second", "test_accuracy"):
         assert {event.step: event.value for event in found.Scalars(key)} == numbers_of(tmp_path, key), key
     (speed,) = found.Scalars("summary/images_per_second")
