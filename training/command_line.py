@@ -152,6 +152,11 @@ def say_remedies(arguments: list[str], refusal: BaseException | None) -> None:
             remedy = f"write '- override /{group}: {choice}' at the end of its defaults"
             print(f"error: {file}: to choose another {group}, {remedy}", file=sys.stderr)
     where = f" (change it in {COMMAND} in the run's folder)" if "train.resume" in by_key else ""
+    unknown = re.search(r"Could not override '([^']+)'", str(refusal))
+    if where and unknown:
+        line = by_key[unknown[1]].input_line if unknown[1] in by_key else unknown[1]
+        remedy = f"if the earlier run has set it, remove it from {COMMAND} in its folder"
+        print(f"error: {line} does not fit the other settings: {remedy}", file=sys.stderr)
     for key, override in by_key.items():
         old_key = re.sub(r"^data\.(parts\.[^.]+\.)?", "", key)
         is_list = override.is_sweep_override() or isinstance(override.value(), list)

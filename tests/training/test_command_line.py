@@ -376,7 +376,7 @@ def test_a_run_of_another_config_goes_on_with_it(command, tmp_path):
 @pytest.mark.parametrize(
     ("override", "patterns"),
     [
-        ("model=small_cnn", [r"model\.size"]),
+        ("model=small_cnn", [r"model\.size=7 does not fit .*remove it from command.yaml in its folder"]),
         ("model.size=3", [r"model\.size is 3, was 7", "weight"]),
         ("optim=adamw", ["another optimizer", r"optim\._target_"]),
         ("seed=1", ["seed", r"\b0\b", r"\b1\b"]),
