@@ -6,6 +6,7 @@ other settings change, callbacks look at batches, the run moves to another folde
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -497,6 +498,15 @@ def test_max_steps_below_what_was_done_trains_nothing_and_is_named(tmp_path, cap
         train(folder, cycle, "train.max_steps=5")
         assert checkpoint(folder)["step"] == 16 and "raise train.max_steps=5" in caplog.text
         assert "raise train.epochs" not in caplog.text
+
+
+def test_a_finished_run_whose_checkpoints_were_removed_is_not_overwritten(tmp_path, error):
+    train(tmp_path, "train.max_steps=1")
+    shutil.rmtree(tmp_path / "checkpoints")
+    with error("has the summary.json of a finished run.*train.resume=null"):
+        train(tmp_path, "train.max_steps=1")
+    assert (tmp_path / "summary.json").exists()
+    train(tmp_path, "train.max_steps=1", "train.resume=null")
 
 
 def test_a_run_goes_on_with_another_batch_size_at_the_end_of_an_epoch(tmp_path, error):
