@@ -115,7 +115,7 @@ def load_origin(run: Run) -> None:
     if has_finished and not origin.is_own and run.config.train.resume is not None:
         raise ConfigError(
             f"{run.folder} has the summary.json of a finished run, but none of its checkpoints, and would be "
-            "overwritten: choose another hydra.run.dir or hydra.sweep.dir, or set train.resume=null to train there again"
+            "overwritten: choose another hydra.run.dir or hydra.sweep.dir, or set train.resume=null to train anew"
         )
     if origin.weights is not None:
         load_weights(origin.weights, run.trainer.model, run.trainer.device)
