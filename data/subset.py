@@ -118,10 +118,11 @@ class Subset(Wrapper):
             return lambda index: value(self.indices[index])
         if ismethod(value):
             raise AttributeError(f"{kind} has no {name}(), as it may take an index: call dataset.{name}")
-        if hasattr(value, "iloc"):  # pandas looks for its own labels, not for positions
-            value = value.to_numpy()
         if not is_per_sample(value, self.dataset):
             return value
+        if hasattr(value, "iloc"):  # pandas looks for its own labels, not for positions
+            part = value.iloc[self.indices]
+            return part.to_numpy() if part.ndim == 1 else part.reset_index(drop=True)
         if isinstance(value, Sequence):
             return [value[int(index)] for index in self.indices]
         return value[self.indices]

@@ -137,6 +137,17 @@ def test_values_per_sample_that_are_set_on_a_subset_reach_its_samples_in_the_dat
             outer.weights = wrong
 
 
+def test_tables_of_pandas_stay_tables_in_a_subset():
+    pandas = pytest.importorskip("pandas")
+    dataset = arrays()
+    dataset.rows = pandas.DataFrame({"label": np.arange(50) % 3, "age": 0.5}, index=np.arange(50)[::-1])
+    dataset.sites = pandas.DataFrame({"country": ["no", "se"]})
+    dataset.number_of = pandas.Series({"cat": 0, "dog": 1})
+    some = Subset(dataset, np.array([7, 4]))
+    assert some.rows["label"].to_dict() == {0: 1, 1: 1} and some.rows.loc[1, "age"] == 0.5
+    assert some.sites is dataset.sites and some.number_of["dog"] == 1
+
+
 class Files:
     """Samples with names, which may belong to classes and groups: a group begins the name, a class ends it."""
 
