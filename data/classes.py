@@ -209,12 +209,15 @@ class Labels:
 
     def of_sample(self, sample: Any, field: str) -> Any:
         """The sample with its label translated: the field of this name, or the last one."""
+        if isinstance(sample, tuple) and field in getattr(sample, "_fields", ()):
+            named: Any = sample  # a namedtuple
+            return named._replace(**{field: self.translate(getattr(named, field))})
         if isinstance(sample, Mapping):
             if field not in sample:
                 fields = ", ".join(sample)
                 raise DataError(f"a sample has no {field!r}, only {fields}: its class cannot be translated by name")
             return {**sample, field: self.translate(sample[field])}
-        make = getattr(sample, "_make", type(sample))  # a namedtuple's
+        make = getattr(sample, "_make", type(sample))  # a namedtuple's, of other names
         return make([*sample[:-1], self.translate(sample[-1])])
 
 

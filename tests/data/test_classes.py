@@ -23,6 +23,7 @@ ABOUT = {"mean": [0.5], "std": [0.5]}
 
 
 Sample = namedtuple("Sample", "image label")
+Reversed = namedtuple("Reversed", "label image")
 
 
 class Plain:
@@ -42,6 +43,7 @@ class Plain:
             "tuple": (index, label),
             "list": [index, label],
             "namedtuple": Sample(index, label),
+            "reversed": Reversed(label, index),
             "dict": {"image": index, "label": torch.tensor(label)},
             "column": {"image": index, "label": np.array([label])},
             "shares": (index, np.eye(len(self.classes))[label]),
@@ -84,10 +86,10 @@ def translated(dataset, classes):
 
 
 def label_of(sample):
-    return sample["label"] if isinstance(sample, dict) else sample[1]
+    return sample["label"] if isinstance(sample, dict) else getattr(sample, "label", sample[1])
 
 
-@given(brought(), st.sampled_from(["tuple", "list", "namedtuple", "dict", "column", "shares"]))
+@given(brought(), st.sampled_from(["tuple", "list", "namedtuple", "reversed", "dict", "column", "shares"]))
 def test_each_sample_keeps_the_name_of_its_class_whatever_the_order_and_the_case_of_the_names(case, form):
     classes, names, spelled, labels = case
     dataset = translated(Plain(spelled, labels, form), classes)

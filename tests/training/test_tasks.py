@@ -1,6 +1,7 @@
 """Tasks alone: losses and scores."""
 
 import math
+from collections import namedtuple
 from functools import partial
 from types import SimpleNamespace
 
@@ -31,6 +32,15 @@ def test_classification_counts_the_labels_that_have_the_largest_logit():
     assert task.predictions(LOGITS).sum(dim=1).allclose(torch.ones(3))
     mixed = torch.tensor([[0.4, 0.6, 0], [0, 1, 0], [0, 0, 1]])
     assert values(task.scores(LOGITS, mixed)) == {"accuracy": [0, 1, 0]}
+
+
+def test_a_namedtuple_with_the_names_of_the_fields_is_taken_by_these():
+    task = Classification(THREE)
+    labels_first = namedtuple("Batch", "label path image")(LABELS, ["a", "b", "c"], LOGITS)
+    batch = task.to_dict(labels_first)
+    assert list(batch) == ["label", "path", "image"] and batch["image"] is LOGITS
+    others = namedtuple("Batch", "data target")(LOGITS, LABELS)
+    assert task.to_dict(others) == {"image": LOGITS, "label": LABELS}
 
 
 @pytest.mark.parametrize(("labels", "named"), [([0, math.nan, 1], "nan"), ([0, 1.5, 1], "1.5"), ([0, 1, 2], "0.0")])
