@@ -16,6 +16,7 @@ import importlib
 import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,21 @@ def evaluated_settings(state: State) -> dict[str, Any]:
     average = {name: value for name, value in state["altered"].items() if name.startswith("ema_model.")}
     of_network = {re.sub(r"^ema_model\.(module\.)?", "model.", name): value for name, value in average.items()}
     return state["altered"] | (of_network if state["ema_model"] else {})
+
+
+def load_early(source: Weights, model: nn.Module) -> None:
+    """Loads the weights before a trainer's constructor copies the network, as a teacher. load_weights then decides.
+
+    Those that do not fit are left out, and all if one is not finite that was: load_weights, or the look after it,
+    says so.
+    """
+    own = model.state_dict()
+    weights = renamed(source.tensors, own)
+    resized = resized_layers(own, weights)
+    fitting = {name: weight for name, weight in weights.items() if name in own and layer_of(name) not in resized}
+    with suppress(NotImplementedError, RuntimeError):
+        if all(weight.isfinite().all() or not own[name].isfinite().all() for name, weight in fitting.items()):
+            model.load_state_dict(fitting, strict=False)
 
 
 def load_weights(source: Weights, model: nn.Module, device: torch.device) -> None:

@@ -119,6 +119,7 @@ def load_origin(run: Run) -> None:
         )
     if origin.weights is not None:
         load_weights(origin.weights, run.trainer.model, run.trainer.device)
+        origin.weights.tensors.clear()  # run.data has them, too
     if origin.state is None:
         return
     state = origin.state

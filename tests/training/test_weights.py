@@ -2,16 +2,18 @@
 
 import logging
 from argparse import Namespace
+from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tests.configs import checkpoint, differences, differing_weights, separate, stop, train
+from tests.configs import FAST, checkpoint, differences, differing_weights, separate, stop, train
 from tests.data.reading import refused
 from training.resume import fill_buffers, load_module, load_weights, read_weights
 from training.stopping import Stopped
+from training.trainer import Trainer
 
 CNN = ("model=small_cnn", "model.width=1", "train.epochs=1")
 
@@ -184,6 +186,22 @@ def test_a_run_begins_with_the_evaluated_weights_of_an_earlier_runs_best_checkpo
     for name in features:
         assert torch.equal(ours[name], best["ema_model"][name])
         assert "running" in name or not torch.equal(ours[name], best["model"][name])
+
+
+class Anchored(Trainer):
+    """Keeps a copy of the network that it begins with, as of a teacher."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.anchor = deepcopy(self.model).requires_grad_(False)
+
+
+def test_a_constructor_of_a_trainer_finds_them_in_the_network(tmp_path):
+    train(tmp_path / "first", *FAST)
+    anchored = f"trainer._target_={__name__}.Anchored"
+    train(tmp_path / "second", *FAST, f"train.init_from={tmp_path / 'first'}", anchored)
+    kept = checkpoint(tmp_path / "second")["others"]["anchor"]
+    assert differences(kept, checkpoint(tmp_path / "first", "best")["model"]) == []
 
 
 def test_a_resumed_run_does_not_read_them(tmp_path):
