@@ -58,6 +58,9 @@ def dry_run(trainer: Trainer, data: Datasets, smallest: int) -> None:
             "or random in evaluation mode, or they cannot be repeated; a parameter of task.loss, reduction: sum or "
             "mean, says it"
         )
+    own_methods = ("train_step", "training_step", "evaluation_step")
+    if [trainer.overrides(method) for method in own_methods] == [True, False, False]:  # it may call ours
+        trainer.training_loss_is_sum = trainer.evaluation_loss_is_sum
     if trainer.training_loss_is_sum:
         log.info("the loss adds up samples: the gradients are its own, and it is logged divided by their number")
     check_sum(trainer)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_sequence
 
-from tests.configs import FAST, checkpoint, composed, train
+from tests.configs import FAST, checkpoint, composed, logged, train
 from tests.data.reading import refused
 from training.assemble import assemble
 from training.build import function_of
@@ -135,6 +135,25 @@ def test_a_training_step_of_ones_own_with_a_sum_is_refused_only_if_batches_are_d
     train(tmp_path / "whole", *FAST, own)
     with refused("reduction=mean"):
         train(tmp_path / "parts", *FAST, own, "train.accumulate=2")
+
+
+class Followed(Kept):
+    """Does something after each step of ours, as to update a teacher."""
+
+    def train_step(self, batch):
+        super().train_step(batch)
+        self.log(norm=torch.stack([part.norm() for part in self.gradient]).norm())
+
+
+def test_a_step_that_calls_ours_gets_the_whole_gradient_of_a_sum(tmp_path):
+    norms = []
+    for parts in (1, 2):
+        loss = "task.loss={_target_: torch.nn.CrossEntropyLoss, reduction: sum}"
+        followed = f"trainer._target_={__name__}.Followed train.accumulate={parts} train.max_steps=1"
+        train(tmp_path / f"{parts}", *FAST, loss, followed)
+        norms += logged(tmp_path / f"{parts}", "norm")
+        assert logged(tmp_path / f"{parts}", "loss")[0] < 10, "it is logged per sample"
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
 KINDS = {
