@@ -21,7 +21,7 @@ from loaders import ExpectedError, tensors
 from training.checks import are_close, are_equal_batches
 from training.config import ConfigError
 from training.datasets import Datasets, delivered
-from training.metrics import joined
+from training.metrics import Means, joined
 from training.no_trace import no_trace
 from training.order import smallest_evaluated
 from training.parts import repeated, rows_of
@@ -130,7 +130,8 @@ def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
     with naming_batch(f"{what}, or {type(trainer).__name__}.evaluation_step returns no scores by name", batch):
         most = trainer.train_config.part_size
         again, batch = with_enough(trainer, lambda batch: trainer.evaluation_step(dict(batch)), batch, most)
-        scores = trainer.evaluation_step(dict(batch))
+        scores = dict(trainer.evaluation_step(dict(batch)))
+        Means(trainer.processes).add(1, scores)  # which refuses what is no number
         names = [*scores]
     try:
         names = [*joined(scores, trainer.metrics.compute())]

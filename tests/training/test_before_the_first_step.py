@@ -593,6 +593,16 @@ def test_a_later_epoch_without_a_batch_ends_the_run(tmp_path, error):
     with error("gave no batch in an epoch"):
         train(tmp_path, IMAGES, lying(64, 64, "OnlyOnce"), "train.epochs=2")
 
+class ScoresByName(Trainer):
+    def evaluation_step(self, batch):
+        return super().evaluation_step(batch) | {"iou": {"cat": 0.5}}
+
+
+def test_a_score_of_evaluation_step_that_is_no_number_is_named(tmp_path, error):
+    with error("iou is .*cat.*: scores and logged values must be numbers"):
+        train(tmp_path, IMAGES, own("trainer", "ScoresByName"))
+
+
 
 def test_a_wrong_label_of_a_later_batch_is_named_with_its_batch(tmp_path, error):
     with error(r"step \d, in epoch 1: .*\b6\b"):
