@@ -23,6 +23,7 @@ Each walk serves rows of the table "a callback changes" in docs/extending.md, wh
 | a generator (docs/checkpoints.md, "What is not exact")      | `generators_of`      | warn_of_generators           |
 """
 
+import io
 import logging
 import math
 from collections.abc import Iterable
@@ -48,6 +49,10 @@ SETTINGS = (bool, int, float, str, type(None))  # other types, and classes deriv
 # Settings that have to be the same in all processes, which would else train different weights.
 SAME = (*RATES, "weight_decay", "requires_grad")
 
+ITERATOR = (
+    "%s is an iterator (%s), whose place no checkpoint has: a resumed run begins it anew; to read more samples in a "
+    "step, let the dataset return them as further fields"
+)
 NOT_SAVED = (
     "%s, which no checkpoint has: a resumed run draws other numbers from it; use the global generators, which are "
     "seeded for each step"
@@ -195,7 +200,7 @@ class ModuleState:
         return self._saved_modules() | {"trainer": trainer} | trainer.functions | optimizers
 
     def warn_of_generators(self, callbacks: dict[str, Any]) -> None:
-        """Warns of random generators of the trainer, its modules and callbacks that do not save them.
+        """Warns of random generators and iterators of the trainer, its modules and callbacks that do not save them.
 
         The trainer and callbacks refer to the datasets, whose generators are seeded: only their attributes count.
         """
@@ -209,6 +214,8 @@ class ModuleState:
             if saves or (owner.startswith("callbacks.") and hasattr(value, "state_dict")):
                 continue
             for name, part in getattr(value, "__dict__", {}).items():
+                if isinstance(part, Iterator) and not isinstance(part, io.IOBase):
+                    log.warning(ITERATOR, f"{owner}.{name}", type(part).__name__)
                 if is_generator(part):
                     known += generators_of(part)
                     log.warning(NOT_SAVED, f"{owner}.{name} is a random generator")

@@ -320,6 +320,29 @@ def test_a_training_step_that_returns_the_loss_alone_has_no_scores_which_is_said
     assert all("accuracy" not in line and "loss" in line for line in steps(tmp_path))
     assert caplog.text.count("LossAlone.training_step") == 1
 
+class Ported(Trainer):
+    """Has methods that only another library calls, and one that it calls itself."""
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def on_train_epoch_end(self):
+        pass
+
+    def on_difference(self):
+        pass
+
+    def backward(self, loss):
+        self.on_difference()
+        super().backward(loss)
+
+
+class TwoSources(Trainer):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.unlabelled = iter([1, 2, 3])
+
+
 
 class Broken(Trainer):
     def backward(self, loss):
@@ -654,6 +677,8 @@ CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100
         (f"{FROZEN} train.unfreeze_after=2", "no optimizer has model.first.1.weight, model.first.1.bias (2 weights)"),
         (f"{FROZEN} +callbacks.mine._target_={__name__}.Thaws", "no optimizer has model.first.1.weight"),
         (f"+callbacks.mine._target_={__name__}.Returns", "on_step of callbacks.mine returned -1, which nothing reads"),
+        (f"trainer._target_={__name__}.Ported", "Ported has on_train_epoch_end, validation_step, which training does"),
+        (f"trainer._target_={__name__}.TwoSources", "trainer.unlabelled is an iterator (list_iterator), whose place"),
         (f"+callbacks.mine._target_={__name__}.Returns", "on_end of callbacks.mine returned [7"),
         (f"trainer._target_={__name__}.ForgetsToStep", "no optimizer has stepped in an epoch"),
         (f"{IMAGES} data._target_={__name__}.NoneValidates", "no sample of the training set validates"),
