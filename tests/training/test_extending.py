@@ -122,6 +122,11 @@ class Saliency:
         sum(weight.square().sum() for weight in run.trainer.model.parameters()).backward()
 
 
+class StepSaliency:
+    def on_step(self, run):
+        sum(weight.square().sum() for weight in run.trainer.model.parameters()).backward()
+
+
 class Attacked(Trainer):
     """Its evaluation computes gradients, as that of an attack on the images does."""
 
@@ -132,7 +137,12 @@ class Attacked(Trainer):
 
 
 @pytest.mark.parametrize(
-    "leaves", [f"+callbacks.s._target_={__name__}.Saliency", f"trainer._target_={__name__}.Attacked"]
+    "leaves",
+    [
+        f"+callbacks.s._target_={__name__}.Saliency",
+        f"+callbacks.s._target_={__name__}.StepSaliency",
+        f"trainer._target_={__name__}.Attacked",
+    ],
 )
 def test_gradients_of_an_evaluation_or_a_callback_do_not_go_into_the_next_step(tmp_path, leaves):
     train(tmp_path / "plain", "train.epochs=2")
