@@ -5,7 +5,7 @@ first, then `no_trace` attributes and sums, and seeds the random generators anew
 ends, only weights and buffers are restored.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from training.config import ConfigError
 from training.metrics import Means
 from training.trainer import Trainer, evaluating
+
+# What each module keeps in private attributes: weights, buffers, modules, hooks. `training` is put back.
+OF_MODULES = {*vars(nn.Module()), "_compiled_call_impl"} - {"training"}
 
 
 @contextmanager
@@ -30,7 +33,7 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     with_functions = trainer.all_modules
     with_functions._modules |= {path: part for path, part in functions.items() if isinstance(part, nn.Module)}
     parts = [*modules.modules(), *functions.values(), trainer]
-    attributes = [(part, own_attributes(part)) for part in parts]
+    attributes = [(part, own_attributes(part, OF_MODULES)) for part in parts]
     tensors = []  # in attributes, and no buffers
     for _, earlier in attributes:
         for value in earlier.values():
@@ -44,8 +47,8 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     with tensors_put_back(with_functions), evaluating(*modules.children()), torch.no_grad(), trainer.autocast, eager:
         yield
     for part, earlier in attributes:
-        for name in own_attributes(part).keys() - earlier.keys():
-            delattr(part, name)
+        for name in own_attributes(part, OF_MODULES).keys() - earlier.keys():
+            del vars(part)[name]
         if earlier:
             vars(part).update(earlier)
     for tensor, version, before in tensors:
@@ -58,15 +61,18 @@ def no_trace(trainer: Trainer) -> Iterator[None]:
     trainer.seed_step()
 
 
-def own_attributes(part: Any) -> dict[str, Any]:
+def own_attributes(part: Any, left_out: Set[str] | None = None) -> dict[str, Any]:
     """Of a module its public attributes, with `training`, without weights, buffers and modules; of a trainer those of
     a subclass; of anything else all.
+
+    left_out: of a module all attributes but these, also private ones.
     """
     if isinstance(part, Trainer):
         return part.added_attributes()
     attributes = getattr(part, "__dict__", {})
     if isinstance(part, nn.Module):
-        return {name: value for name, value in attributes.items() if name[0] != "_"}
+        items = attributes.items()
+        return {name: value for name, value in items if (name[0] != "_" if left_out is None else name not in left_out)}
     return dict(attributes) if isinstance(attributes, dict) else {}  # a class has a read-only view
 
 
@@ -74,12 +80,14 @@ def own_attributes(part: Any) -> dict[str, Any]:
 def tensors_put_back(modules: nn.Module) -> Iterator[None]:
     """After the block weights and buffers are as before it. Copies are on the CPU: a device may have no room.
 
-    Raises ConfigError if the block has registered buffers that checkpoints would have, or has changed their size.
+    Raises ConfigError if the block has registered weights, or buffers that checkpoints would have, or has changed the
+    size of such a buffer.
     """
     tensors = []
     empty = []  # a first forward pass may set such a buffer
     resized = []
     names = {}
+    weights = {*modules.parameters()}
     for path, part in modules.named_modules():
         names[path] = {*part._buffers.keys()}
         for name, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
@@ -101,6 +109,12 @@ def tensors_put_back(modules: nn.Module) -> Iterator[None]:
         for part, name in empty:
             setattr(part, name, None)
     for path, part in modules.named_modules():
+        for name, weight in part.named_parameters(recurse=False):
+            if weight not in weights:
+                raise ConfigError(
+                    f"{path}.{name} is made in a forward pass, so that no optimizer has this weight: make it in the "
+                    "constructor, by nn.LazyLinear or another lazy module if its size is not known there"
+                )
         now = {*part._buffers.keys()}  # of a TorchScript module a list
         for name in now - names.get(path, now) - part._non_persistent_buffers_set:
             raise ConfigError(

@@ -86,6 +86,18 @@ class Auxiliary(Linear):
         return (outputs, outputs) if self.training else outputs
 
 
+class LateWeight(Linear):
+    """Makes a layer in its first forward pass, when it knows the size of its input."""
+
+    def add(self, **_):
+        self.late = None
+
+    def forward(self, images):
+        if self.late is None:
+            self.late = nn.Linear(images.shape[-1], images.shape[-1])
+        return super().forward(self.late(images))
+
+
 class Registers(Linear):
     """Registers buffers in its forward pass: one that is saved, and another that is not."""
 
@@ -438,6 +450,7 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
         f"{own('model', 'Registers')} +model.name=shift",
         r'Registers registers the buffer shift in its forward pass & self\.register_buffer\("shift", None\)',
     ),
+    "a weight that a forward pass makes": (own("model", "LateWeight"), r"model\.late\.weight & constructor & Lazy"),
     "a step that returns nothing": (own("trainer", "Forgetful"), "Forgetful|training_step & None|return"),
     "scores without names": (own("trainer", "Unscored"), "evaluation_step & dict|name"),
     "a metric that needs indexes": (
@@ -580,6 +593,16 @@ def test_a_step_that_returns_a_dict_is_told_so_without_its_numbers(tmp_path, err
         train(tmp_path, IMAGES, own("trainer", "ReturnsDict"))
 
 
+class ScoresByName(Trainer):
+    def evaluation_step(self, batch):
+        return super().evaluation_step(batch) | {"iou": {"cat": 0.5}}
+
+
+def test_a_score_of_evaluation_step_that_is_no_number_is_named(tmp_path, error):
+    with error("iou is .*cat.*: scores and logged values must be numbers"):
+        train(tmp_path, IMAGES, own("trainer", "ScoresByName"))
+
+
 def test_a_collate_function_that_returns_none_is_named(tmp_path, error):
     with error("a batch is None: data.collate"):
         train(tmp_path, IMAGES, f"data.collate={{_target_: {__name__}.forgetful}}")
@@ -592,16 +615,6 @@ def forgetful(samples):
 def test_a_later_epoch_without_a_batch_ends_the_run(tmp_path, error):
     with error("gave no batch in an epoch"):
         train(tmp_path, IMAGES, lying(64, 64, "OnlyOnce"), "train.epochs=2")
-
-class ScoresByName(Trainer):
-    def evaluation_step(self, batch):
-        return super().evaluation_step(batch) | {"iou": {"cat": 0.5}}
-
-
-def test_a_score_of_evaluation_step_that_is_no_number_is_named(tmp_path, error):
-    with error("iou is .*cat.*: scores and logged values must be numbers"):
-        train(tmp_path, IMAGES, own("trainer", "ScoresByName"))
-
 
 
 def test_a_wrong_label_of_a_later_batch_is_named_with_its_batch(tmp_path, error):

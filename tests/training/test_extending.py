@@ -320,16 +320,6 @@ def test_a_training_step_of_a_fork_trains_and_what_it_logs_is_in_the_line(tmp_pa
     assert logged(tmp_path / "own", "evaluated") == [32.0]
 
 
-class LossAlone(Trainer):
-    def training_step(self, batch):
-        return super().training_step(batch)[0]
-
-
-def test_a_training_step_that_returns_the_loss_alone_has_no_scores_which_is_said_once(tmp_path, caplog):
-    train(tmp_path, f"trainer._target_={__name__}.LossAlone")
-    assert all("accuracy" not in line and "loss" in line for line in steps(tmp_path))
-    assert caplog.text.count("LossAlone.training_step") == 1
-
 class Ported(Trainer):
     """Has methods that only another library calls, and one that it calls itself."""
 
@@ -352,6 +342,16 @@ class TwoSources(Trainer):
         super().__init__(*arguments)
         self.unlabelled = iter([1, 2, 3])
 
+
+class LossAlone(Trainer):
+    def training_step(self, batch):
+        return super().training_step(batch)[0]
+
+
+def test_a_training_step_that_returns_the_loss_alone_has_no_scores_which_is_said_once(tmp_path, caplog):
+    train(tmp_path, f"trainer._target_={__name__}.LossAlone")
+    assert all("accuracy" not in line and "loss" in line for line in steps(tmp_path))
+    assert caplog.text.count("LossAlone.training_step") == 1
 
 
 class Broken(Trainer):
@@ -677,6 +677,8 @@ CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100
             "loss: other values when the same test samples are evaluated again: one of Forgetful and Classification",
         ),
         (NETWORK, "FromLightning has training_step, which training does not call"),
+        (f"trainer._target_={__name__}.Ported", "Ported has on_train_epoch_end, validation_step, which training does"),
+        (f"trainer._target_={__name__}.TwoSources", "trainer.unlabelled is an iterator (list_iterator), whose place"),
         (f"{NETWORK} +model.dtype=bfloat16 callbacks.ema.decay=0.9", "there are weights of torch.bfloat16"),
         (f"data._target_={__name__}.SplitsItself", "a parameter val_fraction"),
         (f"trainer._target_={__name__}.Overflowing train.precision=fp16", "skipped all of the last 12 steps"),
@@ -687,8 +689,6 @@ CARELESS = f"+callbacks.mine._target_={__name__}.Careless train.log_interval=100
         (f"{FROZEN} train.unfreeze_after=2", "no optimizer has model.first.1.weight, model.first.1.bias (2 weights)"),
         (f"{FROZEN} +callbacks.mine._target_={__name__}.Thaws", "no optimizer has model.first.1.weight"),
         (f"+callbacks.mine._target_={__name__}.Returns", "on_step of callbacks.mine returned -1, which nothing reads"),
-        (f"trainer._target_={__name__}.Ported", "Ported has on_train_epoch_end, validation_step, which training does"),
-        (f"trainer._target_={__name__}.TwoSources", "trainer.unlabelled is an iterator (list_iterator), whose place"),
         (f"+callbacks.mine._target_={__name__}.Returns", "on_end of callbacks.mine returned [7"),
         (f"trainer._target_={__name__}.ForgetsToStep", "no optimizer has stepped in an epoch"),
         (f"{IMAGES} data._target_={__name__}.NoneValidates", "no sample of the training set validates"),
@@ -801,6 +801,25 @@ def lazy_norms(num_classes, **_):
 def test_lazy_norms_are_shaped_with_their_buffers(tmp_path):
     train(tmp_path, f"model._target_={__name__}.lazy_norms train.max_steps=1")
     assert checkpoint(tmp_path)["model"]["0.running_mean"].shape == (3,)
+
+
+class SetByFirstBatch(Linear):
+    """Sets a weight by the first batch, once, which it notes in a private attribute."""
+
+    def add(self, **_):
+        self.shift = nn.Parameter(torch.zeros(()))
+        self._is_set = False
+
+    def forward(self, images):
+        if not self._is_set:
+            self.shift.data.fill_(5.0)
+            self._is_set = True
+        return super().forward(images) + self.shift
+
+
+def test_a_weight_that_the_first_batch_sets_is_set_by_the_first_batch_of_training(tmp_path):
+    train(tmp_path, f"model._target_={__name__}.SetByFirstBatch train.max_steps=1")
+    assert checkpoint(tmp_path)["model"]["shift"] == pytest.approx(5, abs=1)
 
 
 class NoisyNetwork(Linear):
