@@ -26,7 +26,7 @@ Each walk serves rows of the table "a callback changes" in docs/extending.md, wh
 import io
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -267,7 +267,8 @@ class ModuleState:
             if len({*map(repr, values)}) == 1:
                 continue
             sentence = (
-                f"the processes have different values of {name}, {values}: a callback has to set the same in each"
+                f"the processes have different values of {name}, {values}: a callback, or what else sets it, has to "
+                "set the same in each"
             )
             if name.rpartition(".")[2] in SAME:
                 raise ConfigError(sentence)
