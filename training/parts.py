@@ -33,7 +33,13 @@ def rows_of(task: Task, batch: Batch, part: slice) -> Batch:
                 f"a batch of {count} samples has a field {tuple(field.shape)}, which has no row for each of them, "
                 "and so cannot be divided: set train.accumulate=1"
             )
-        return field[part]
+        rows = field[part]
+        if isinstance(rows, list | tuple) and not isinstance(field, list | tuple):  # as of a batch of graphs
+            raise DataError(
+                f"a batch has a {type(field).__name__}, whose rows are a {type(rows).__name__}, and so cannot be "
+                "divided: set train.accumulate=1"
+            )
+        return rows
 
     return {name: map_rows(field, part_of, count, name in task.stacked) for name, field in batch.items()}
 

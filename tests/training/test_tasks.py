@@ -311,3 +311,24 @@ def test_a_method_under_an_earlier_name_is_refused_as_nothing_would_call_it(earl
     with refused(f"{earlier} .* {name}"):
         type("Mine", (Regression,), {earlier: lambda self, labels: labels})
     type("Mine", (Regression,), {name: lambda self, labels: labels, earlier: 1})
+
+
+def test_a_label_that_is_an_input_is_once_or_twice_in_a_batch_and_nothing_else_is_taken_for_it():
+    task = Task(None, inputs="image", label="image")
+    images = torch.rand(2, 3, 8, 8)
+    for batch in (images, [images], (images, images.clone()), {"image": images}):
+        assert torch.equal(task.to_dict(batch)["image"], images)
+    with refused("task.label=image is one of task.inputs"):
+        task.to_dict((images, torch.zeros(2)))
+
+
+class Graphs:
+    """A batch of graphs, of which a slice is a list."""
+
+    def __getitem__(self, part):
+        return [self][part]
+
+
+def test_a_field_of_which_a_slice_is_another_kind_of_batch_is_not_divided():
+    with refused("a batch has a Graphs, whose rows are a list"):
+        rows_of(Task(THREE, "graphs"), {"graphs": Graphs(), "label": torch.zeros(2)}, slice(0, 1))
