@@ -141,6 +141,7 @@ def test_a_teacher_of_the_same_classes_in_another_order_is_refused(tmp_path, for
         torch.save(state | {"classes": classes}, file)
         with nullcontext() if classes == state["classes"] else pytest.raises(ConfigError, match="has the classes"):
             fork("distillation", f"trainer.teacher={file}", "trainer.width=8", "train.resume=null")
+    fork("distillation", f"trainer.teacher={tmp_path / 'run'}", "trainer.width=8", "train.resume=null")
 
 
 def check_masks(run, summary):
