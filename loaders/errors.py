@@ -17,3 +17,12 @@ class ExpectedError(Exception):
 def warn_once(sentence: str, *values: str) -> None:
     """Logs a warning; with the same values once in a process."""
     log.warning(sentence, *values)
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the error's class and its text, for a log; if its own `__str__` raises, what that raised."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception as failure:
+        return f"{name} (its __str__ raised {type(failure).__name__})"

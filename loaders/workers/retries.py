@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..background import reraise_of_signal
+from ..errors import text_of
 from .messages import Note
 
 NAMES = (
@@ -47,7 +48,7 @@ def tried(read: Callable[[], T], retries: int, name: Any, retried: list[Note], k
             reraise_of_signal(error)
             if not can_pass(error):
                 raise
-            retried.append((name, f"{type(error).__name__}: {error}"))
+            retried.append((name, text_of(error)))
         if restore is not None:
             restore()
         time.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 10**number))

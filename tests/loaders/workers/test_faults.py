@@ -167,6 +167,24 @@ def test_a_machine_that_is_full_for_a_while_costs_no_batch_and_no_position(descr
 # Samples that cannot be read
 
 
+class Wordless(Exception):
+    def __str__(self):
+        return self.args[5]
+
+
+class WithWordless(Numbers):
+    def __getitem__(self, index):
+        if index == 5:
+            raise Wordless("short")
+        return super().__getitem__(index)
+
+
+def test_a_sample_is_left_out_also_if_its_error_has_no_text(reader):
+    with WorkerLoader(WithWordless(8), 4, seed=0, on_error="skip", **reader) as loader:
+        assert [rows([batch]) for batch in loader] == [[0, 1, 2, 3], [4, 6, 7]]
+        assert loader.stats()["workers"]["skipped"] == [(5, "Wordless (its __str__ raised IndexError)")]
+
+
 @pytest.mark.parametrize("kind", [Noisy, Written])
 def test_bad_samples_are_left_out_and_all_else_stays_as_it_was(kind, reader, caplog):
     bad = (5, 6, 47)
