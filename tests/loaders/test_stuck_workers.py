@@ -79,7 +79,7 @@ def test_a_worker_init_fn_may_take_longer_than_the_start_of_a_worker(in_thread, 
         assert loader.stats()["workers"]["deaths"] == 0
 
 
-def test_a_first_batch_that_is_late_is_a_warning_that_names_the_start_method_and_a_later_one_is_not(
+def test_a_first_batch_that_is_late_is_a_warning_that_names_the_remedies_and_a_later_one_is_not(
     in_thread, monkeypatch, caplog, bound
 ):
     monkeypatch.setattr("loaders.workers.process_pool.LATE_SECONDS", 0.2)
@@ -95,3 +95,4 @@ def test_a_first_batch_that_is_late_is_a_warning_that_names_the_start_method_and
             loader.dataset.go.set()
             assert len(seen + rest.result(bound)) == 2
     assert caplog.text.count("loader.start_method") == 1
+    assert caplog.text.count("make it when a worker reads its first sample") == 1, "a pool cannot be pickled for spawn"
