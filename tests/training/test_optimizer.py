@@ -168,6 +168,14 @@ def test_metrics_have_each_rate_of_groups(tmp_path):
     assert not any("lr_2" in line for line in steps(tmp_path / "without"))
 
 
+def test_weights_that_no_optimizer_has_are_not_counted_as_trained(tmp_path, caplog):
+    caplog.set_level("INFO")
+    extending = "tests.training.test_extending"
+    train(tmp_path, f"{TWO_PARTS} trainer._target_={extending}.OfTrained train.freeze=first train.unfreeze_after=1")
+    before, after = re.findall(r"trains (\S+) of \S+ parameters", caplog.text)
+    assert before == after and "from epoch 2 on" in caplog.text
+
+
 def has_statistics(weights):
     return any(value.any() for name, value in weights.items() if name.endswith(("running_mean", "batches_tracked")))
 
