@@ -79,11 +79,13 @@ def write_note(config: DictConfig, status: str, error: str = "") -> None:
     if hydra.mode != RunMode.MULTIRUN or rank() > 0:
         return
     settings: Any = OmegaConf.to_container(hydra)
-    flags = command_of(settings, [])["flags"]
+    flags = [flag for flag in command_of(settings, [])["flags"] if flag != "--config-name=config"]
+    if not any(line.startswith("hydra.mode=") for line in hydra.overrides.hydra):
+        flags.append("hydra.mode=RUN")  # a yaml file asks for a sweep, also of the command that the report shows
     note = {
         "number": hydra.job.num,
         "folder": hydra.runtime.output_dir,
-        "flags": [flag for flag in flags if flag != "--config-name=config"],
+        "flags": flags,
         "overrides": list(hydra.overrides.task),
         "status": status,
         "error": " ".join(error.split()),

@@ -25,11 +25,14 @@ SWEEP = separate(
 )
 
 
-def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, python, bound):
+@pytest.mark.parametrize(
+    ("asked", "lines", "added"), [(["-m"], "", []), ([], "hydra: {mode: MULTIRUN}\n", ["hydra.mode=RUN"])]
+)
+def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, python, bound, asked, lines, added):
     (tmp_path / "my conf").mkdir()
-    (tmp_path / "my conf" / "mine.yaml").write_text("defaults: [config, _self_]\n")
+    (tmp_path / "my conf" / "mine.yaml").write_text(f"defaults: [config, _self_]\n{lines}")
     flags = f"--config-dir={tmp_path}/my conf", "--config-name=mine"
-    done = python.run(CONF.parent / "train.py", "-m", *flags, *FAST, *SWEEP, cwd=tmp_path, timeout=bound)
+    done = python.run(CONF.parent / "train.py", *asked, *flags, *FAST, *SWEEP, cwd=tmp_path, timeout=bound)
     assert done.returncode == 1, "a job failed"
     rows = list(csv.DictReader((tmp_path / "there" / "sweep.csv").read_text().splitlines()))
     assert [(row["loader.num_workers"], row["status"]) for row in rows] == [("0", "done"), ("-1", "failed")]
@@ -42,7 +45,8 @@ def test_a_sweeps_jobs_are_known_whatever_their_folders_are_called(tmp_path, pyt
     assert done.stdout.rstrip().endswith(report), "the report comes last, also of a sweep that failed"
     assert f"Fastest: job 0, {summary['images_per_second']:,.0f} images/s" in report
     command = report.partition("Use it by\n  python train.py ")[2].splitlines()[0]
-    assert "loader.num_workers=0" in command and command.startswith(shlex.join(flags))
+    assert "loader.num_workers=0" in command and command.startswith(shlex.join([*flags, *added]))
+    assert ("hydra.mode=RUN" in command) == bool(added), "the command starts one run"
 
 
 def test_the_report_takes_a_small_share_of_the_time_of_a_sweep_of_many_jobs(tmp_path, monkeypatch):
