@@ -17,7 +17,7 @@ from hydra.experimental.callback import Callback
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.configs import CONF, FAST, checkpoint, composed, logged, steps, stop, summary_of
+from tests.configs import CONF, FAST, checkpoint, composed, differing_weights, logged, steps, stop, summary_of
 from tests.data.reading import refused
 from training.command_line import COMMAND, complete, parsed, remedy_of
 from training.config import ConfigError, checked
@@ -254,6 +254,15 @@ def test_processes_share_the_folder_of_a_sweep_that_a_yaml_file_asks_for(monkeyp
     for number in "01":
         monkeypatch.setenv("RANK", number)
         assert "hydra.sweep.dir=multirun/mine" in complete(["experiment=with_hydra_mode"])
+
+
+def test_the_config_that_hydra_saved_of_a_run_starts_another_run(command, tmp_path):
+    command(*FAST, "model.size=7", "+mine=0.125", "optim.lr=${mine}", f"hydra.run.dir={tmp_path}/out")
+    command(f"--config-path={tmp_path}/out/.hydra", "--config-name=config", f"hydra.run.dir={tmp_path}/again")
+    assert settings_of(tmp_path / "again") == settings_of(tmp_path / "out") == (7, 0.125, 64, 2)
+    assert not differing_weights(tmp_path / "again", tmp_path / "out")
+    command(f"train.resume={tmp_path}/again", "train.epochs=2")
+    assert settings_of(tmp_path / "again") == (7, 0.125, 64, 4)
 
 
 def test_a_job_of_a_sweep_goes_on_with_the_settings_of_the_run(command, tmp_path, earlier):
