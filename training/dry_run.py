@@ -25,7 +25,15 @@ from training.metrics import Means, joined
 from training.no_trace import no_trace
 from training.order import smallest_evaluated
 from training.parts import repeated, rows_of
-from training.tasks import Batch, is_better_higher, loss_setting, without_settings
+from training.tasks import (
+    Batch,
+    Task,
+    as_float,
+    is_better_higher,
+    loss_setting,
+    name_of_loss,
+    without_settings,
+)
 from training.trained_weights import check_optimized
 from training.trainer import Trainer, located
 
@@ -109,6 +117,7 @@ def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
             loss.item(),
             type(trainer.model).__name__,
         )
+    check_aligned(trainer, batch)
     trainer.training_loss_is_sum = is_sum(trainer, loss, trainer.loss_of, batch)
     trainer.set_training_mode()
     if count > 1:  # batch norm may need two
@@ -217,6 +226,38 @@ def check_shapes(trainer: Trainer, scores: dict[str, Any], batch: Batch) -> None
                 f"the score {name} has the shape {shapes[0]}, and {shapes[1]} for twice as many samples: return a "
                 "number per sample, (B,); (B, 1) == (B,) compares each sample with all labels"
             )
+
+
+def check_aligned(trainer: Trainer, batch: Batch) -> None:
+    """Raises ConfigError for a loss that aligns labels which `align_shapes` has aligned already, to (B, B).
+
+    Then the loss of a batch is neither the mean nor the sum of its samples', but is with the dataset's labels.
+    """
+    task = trainer.task
+    if type(task).loss is not Task.loss:  # it aligns by itself
+        return
+    inputs, labels = trainer.inputs_and_labels(batch)
+    outputs = trainer.model(*inputs)
+    ours = task.align_shapes(outputs, labels)
+    shapes = [tuple(getattr(each, "shape", ())) for each in (labels, ours[1])]
+    if shapes[0] == shapes[1]:
+        return
+
+    def adds_up(outputs: torch.Tensor, labels: torch.Tensor) -> bool:
+        """Whether the samples count on their own; also if it is not known."""
+        labels = task.cast_labels(labels)
+        rows = [slice(None), *(slice(at, at + 1) for at in range(len(labels)))]
+        whole, *each = (float(task.loss_function(as_float(outputs[row]), labels[row]).mean()) for row in rows)
+        return any(math.isclose(whole, sum(each) / count, rel_tol=1e-3) for count in (1, len(each)))
+
+    compares_all = False
+    with suppress(Exception):  # a loss may take only whole batches, or only labels like outputs
+        compares_all = not adds_up(*ours) and adds_up(outputs, labels)
+    if compares_all:
+        raise ConfigError(
+            f"{name_of_loss(task)} compares each sample with all labels: it gets labels {shapes[1]}, as outputs are, "
+            f"not {shapes[0]}, and changes one of the two once more; leave out its squeeze or unsqueeze"
+        )
 
 
 def is_sum(trainer: Trainer, loss: Any, step: Callable[[Batch], Any], batch: Batch) -> bool | None:

@@ -23,10 +23,12 @@ Values = dict[str, Any]  # what a checkpoint says of its images, by name
 class NewImages(Datasets):
     """What a network needs of Datasets to predict for new images. It has no `train`, `val` and `test`.
 
-    new_images, classes: as the checkpoint has them. Raises DataError or AttributeError if the task needs more.
+    new_images, classes: as the checkpoint has them, and the weights. Raises DataError or AttributeError if the task
+        needs more.
     """
 
     def __init__(self, config: Config, new_images: Values, classes: list[str] | None) -> None:
+        self.weights = None
         self.new_images = new_images
         self.classes = classes
         self.prepare = prepare_by(new_images["prepared_by"])

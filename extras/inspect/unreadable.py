@@ -30,28 +30,38 @@ class UnreadableSamples:
     def on_end(self, run: Run, summary: dict[str, Any] | None) -> None:
         ours = list(unreadable(run))
         found = [ours] if summary is None else run.processes.gather(ours)
-        samples = {(sample.part, sample.number): sample for process in found for sample in process}
+        firsts = {sample[:2]: (sample, can_skip) for process in found for sample, can_skip in process}
+        samples = dict(firsts.values())
         if summary is not None:
             summary["skipped_files"] = len(samples)
-        if run.config.loader.on_error == "raise":
-            for sample in samples.values():
-                sentence = (
-                    "sample %s of the %s set could not be read: loader.on_error=skip leaves it out; its file: %s"
+        for sample, can_skip in samples.items():
+            if not can_skip or run.config.loader.on_error == "raise":
+                remedy = ": loader.on_error=skip leaves it out" if can_skip else ""
+                name = sample.path or "not known, as it has no path(index)"
+                log.error(
+                    "sample %s of the %s set could not be read%s; its file: %s",
+                    sample.number,
+                    sample.part,
+                    remedy,
+                    name,
                 )
-                log.error(sentence, sample.number, sample.part, sample.path or "not known, as it has no path(index)")
         if samples and run.is_main:
             path = run.folder / "unreadable.tsv"
-            lines = [("set", "index", "path", "error"), *samples.values()]
+            lines = [("set", "index", "path", "error"), *samples]
             write_whole(path, "".join("\t".join(line) + "\n" for line in lines))
             log.warning("samples that could not be read: %d; %s lists them", len(samples), path)
 
 
-def unreadable(run: Run) -> Iterator[Sample]:
-    """The samples that this process could not read, each once."""
+def unreadable(run: Run) -> Iterator[tuple[Sample, bool]]:
+    """The samples that this process could not read, each once, and whether loader.on_error=skip would leave it out.
+
+    It leaves out those that raise, and not those at which workers died.
+    """
     for part, loader in run.loaders.items():
         path = optional(loader.dataset, "path")
         workers = loader.loader_stats.workers
-        for index, reason in workers.skipped if workers else ():
-            is_of_stream = isinstance(index, str)
-            name = "" if path is None or is_of_stream else os.fsdecode(path(index))
-            yield Sample(part, str(index), printable(name), " ".join(reason.split()))
+        for notes, can_skip in ((workers.skipped, True), (workers.deadly, False)) if workers else ():
+            for index, reason in notes:
+                is_of_stream = isinstance(index, str)
+                name = "" if path is None or is_of_stream else os.fsdecode(path(index))
+                yield Sample(part, str(index), printable(name), " ".join(reason.split())), can_skip

@@ -55,6 +55,8 @@ class Sequences(RuleBasedStateMachine):
     def build(self, options, length, bad):
         if LOADERS[self.kind].is_stream:
             length = 22  # a stream without a batch is an error
+        if options["shuffle"]:
+            length = max(length, 1)  # nothing to shuffle is an error
         self.options = options
         self.dataset = Faulty(length, bad)
         self.replace_loader(self.kind, world_size=2)

@@ -17,7 +17,7 @@ from training.datasets import Datasets
 from training.metrics import Means
 from training.processes import Processes
 from training.resume import Origin
-from training.tasks import Classification
+from training.tasks import Classification, Regression
 
 THREE = SimpleNamespace(classes=["a", "b", "c"], labels=[0, 0, 0, 1, 1, 2, 9, 9])
 LOGITS = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 3, 1], [1, 0, 0]])
@@ -172,3 +172,23 @@ def test_weighted_losses_of_the_same_samples_are_equal_in_training_and_test_and_
 def test_class_weights_that_the_loss_would_not_get_are_a_sentence(loss, said):
     with refused(said):
         Classification(THREE, loss=loss, class_weights=[1, 2, 3])
+
+
+class Sentinel(Regression):
+    """-999 and NaN are numbers that were not measured."""
+
+    def scored_mask(self, labels):
+        return (labels != -999) & ~labels.isnan()
+
+
+@pytest.mark.parametrize("missing", [-999.0, math.nan])
+@given(rows=st.lists(st.lists(st.floats(-9, 9) | st.none(), min_size=3, max_size=3), min_size=1, max_size=6))
+def test_numbers_that_were_not_measured_count_in_no_score_of_regression(missing, rows):
+    mask = torch.tensor([[number is not None for number in row] for row in rows])
+    labels = torch.tensor([[missing if number is None else number for number in row] for row in rows])
+    task = Sentinel(None, numbers=3)
+    ours = means()
+    ours.add(len(rows), task.all_scores(torch.zeros(len(rows), 3), labels), task.scored_mask(labels))
+    measured = [row[counts] for row, counts in zip(labels.abs(), mask, strict=True) if counts.any()]
+    expected = sum(row.mean() for row in measured) / len(measured) if measured else None
+    assert ours.read().get("mae") == (None if expected is None else pytest.approx(expected.item(), rel=1e-5, abs=1e-6))

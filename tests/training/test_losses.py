@@ -71,6 +71,28 @@ class OfTwo:
         return functional.cross_entropy(outputs, labels)
 
 
+def squeezed(outputs, labels):
+    return ((outputs.squeeze(1) - labels) ** 2).mean()
+
+
+def unsqueezed(outputs, labels):
+    return ((outputs - labels.unsqueeze(1)) ** 2).sum()
+
+
+def strict(outputs, labels):
+    return functional.binary_cross_entropy_with_logits(outputs.squeeze(1), labels)
+
+
+def subtracted(outputs, labels):
+    return (outputs - labels).abs().mean()
+
+
+def ranked(outputs, labels):
+    """The mean loss of each pair of samples."""
+    outputs, labels = outputs.flatten(), labels.flatten()
+    return ((outputs[:, None] - outputs - (labels[:, None] - labels)) ** 2).mean()
+
+
 def contrastive(outputs, labels):
     """The mean loss of telling each sample from the others of its batch."""
     similar = outputs @ outputs.T
@@ -424,3 +446,38 @@ def test_a_batch_of_texts_has_their_number():
     task = Task(None, label=None)
     check_dataset(["one", "another"], task, lambda samples: {"image": samples})
     assert task.batch_length({"image": [*"abc"]}) == 3
+
+
+class Rows:
+    """Four numbers, and the number to predict, ()."""
+
+    def __init__(self, train, **_):
+        self.rows = torch.randn(32, 4, generator=torch.Generator().manual_seed(int(train)))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return {"row": self.rows[index], "y": self.rows[index].sum().sigmoid()}
+
+
+class Row(nn.Linear):
+    def __init__(self, **_):
+        super().__init__(4, 1)
+
+
+def trained_on_rows(folder, loss, task):
+    settings = f"task={task} task.inputs=row task.label=y data._target_={__name__}.Rows model._target_={__name__}.Row"
+    return train(folder, settings, f"task.loss={{_target_: {__name__}.{loss}}}", "task.metric=loss")
+
+
+@pytest.mark.parametrize("task", ["regression", "own"])
+@pytest.mark.parametrize("loss", ["squeezed", "unsqueezed", "strict"])
+def test_a_loss_that_aligns_labels_a_second_time_is_refused(tmp_path, loss, task):
+    with refused(r"gets labels \(\d, 1\), as outputs are, not \(\d,\).*leave out its squeeze or unsqueeze"):
+        trained_on_rows(tmp_path, loss, task)
+
+
+@pytest.mark.parametrize("loss", ["subtracted", "ranked"])
+def test_a_loss_of_aligned_labels_or_of_pairs_is_not_refused(tmp_path, loss):
+    trained_on_rows(tmp_path, loss, "regression")

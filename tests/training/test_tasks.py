@@ -206,7 +206,8 @@ def test_regression_takes_outputs_and_labels_with_and_without_a_dimension_of_the
         for own in (task, Regression(THREE, loss=torch.nn.MSELoss(), extra_scores={"error": torch.sub})):
             assert own.loss(outputs, labels) == 0.5, "a loss of one's own is not broadcast to (B, B) either"
         assert own.all_scores(outputs, labels)["error"].flatten().tolist() == [-1, 0]
-        assert values(task.scores(*task.align_shapes(outputs, labels))) == {"mae": [1, 0], "mse": [1, 0]}
+        scores = task.scores(*task.align_shapes(outputs, labels))
+        assert {name: score.flatten().tolist() for name, score in scores.items()} == {"mae": [1, 0], "mse": [1, 0]}
 
 
 @pytest.mark.parametrize("label", [[0, 1, 1], (0, 1, 1), [0.0, 1.0, 1.0]])

@@ -1,7 +1,9 @@
 """inspect_data.py reads every sample, and says which cannot be read, repeat, or have an unusual form."""
 
 import csv
+import os
 import shutil
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from PIL import Image
 
 from data.synthetic import Synthetic
 from extras.inspect import inspect_data
+from loaders import WorkerFailure
 from tests.configs import train
 from tests.data.fakes import noise
 from tests.data.reading import refused
@@ -137,7 +140,7 @@ def test_the_table_says_which_samples_validate_and_their_labels(photos, tmp_path
 def test_any_dataset_can_be_inspected_but_a_stream(tmp_path):
     settings = [f"data._target_={HERE}.Numbers", "task=regression", "task.inputs=row", "task.label=y"]
     code, rows, page = inspected(tmp_path, "data=synthetic", *settings)
-    assert code == 1 and rows["3"]["error"] == "'row 3'" and "In more than one set: 5" in page
+    assert code == 1 and rows["3"]["error"] == "KeyError: 'row 3'" and "In more than one set: 5" in page
     with refused("Stream is a stream"):
         inspect_data.main(["data=synthetic", f"data._target_={HERE}.Stream"])
 
@@ -189,6 +192,26 @@ def test_a_run_lists_the_files_that_it_could_not_read(photos, tmp_path, caplog, 
     assert [line[:3] for line in lines] == (expected if skips else expected[:1])
     assert all("OSError: image file is truncated" in line[3] for line in lines)
     assert caplog.text.count("loader.on_error=skip") == (0 if skips else 1)
+
+
+class Deadly(Photos):
+    """A file ends the process that reads it, as a codec's fault or a lack of memory does."""
+
+    def __getitem__(self, index):
+        if self.files[index].name == "6.png":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_sample_that_kills_its_workers_is_named_with_its_file(photos, tmp_path, caplog):
+    settings = f"data._target_={HERE}.Deadly +data.root={photos} data.val_fraction=0.3 train.batch_size=1"
+    settings += " train.epochs=1 loader=workers loader.num_workers=1 callbacks/standard=[unreadable]"
+    with pytest.raises(WorkerFailure, match="workers in a row died while reading sample"):
+        train(tmp_path, settings)
+    _, line = (tmp_path / "unreadable.tsv").read_text().splitlines()
+    part, number, path, error = line.split("\t")
+    assert path == str(photos / "train/cat/6.png") and error.endswith(f"died while reading sample {number}")
+    assert f"sample {number} of the {part} set could not be read; its file: {path}" in caplog.text
 
 
 @pytest.mark.parametrize("damaged", ["train/cat/0.png", "train/cat/6.png"])
