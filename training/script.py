@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
@@ -32,7 +34,27 @@ def run_script(main: Callable[[], object]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         main()
+        print(end="", flush=True)  # here, where an error of it is a sentence
     except (ExpectedError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and reader_has_exited():
+            sys.exit(1)
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def reader_has_exited() -> bool:
+    """Whether the program that reads stdout has exited, as `| head` does. Then stdout is discarded."""
+    if not hasattr(select, "poll"):  # Windows
+        return False
+    stdout = select.poll()
+    stdout.register(1, 0)
+    has_exited = any(event & select.POLLERR for _, event in stdout.poll(0))
+    if has_exited:
+        discard_stdout()
+    return has_exited
+
+
+def discard_stdout() -> None:
+    """Lets what is written to stdout go to nowhere, also what its buffer still has."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -71,11 +71,16 @@ def program(python, folder, before, *settings):
     return python.run("-c", code, *FAST, "hydra.run.dir=out", *settings, cwd=folder, env=environment, timeout=100)
 
 
+SCRIPT = "from training.script import run_script; run_script(lambda: print('a'))"
+FULL = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"
+NO_READER = "read, write = os.pipe(); os.close(read); os.dup2(write, 1)"
+
+
 @pytest.mark.parametrize(
     "before",
     [
         "os.closerange(1, 3); sys.stdout = sys.stderr = None",  # >&- 2>&-
-        "read, write = os.pipe(); os.close(read); os.dup2(write, 1)",  # as `| head` does when it has enough
+        NO_READER,  # as `| head` does when it has enough
     ],
 )
 def test_a_program_ends_well_whatever_its_terminal(python, tmp_path, before):
@@ -85,6 +90,25 @@ def test_a_program_ends_well_whatever_its_terminal(python, tmp_path, before):
     assert {"metrics.jsonl", "summary.json", "checkpoints", ".hydra"} <= names and "error.txt" not in names
     assert len(steps(tmp_path / "out")) == 2
     assert checkpoint(tmp_path / "out")["step"] == 2, "no output was written into a file"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has it")
+def test_a_full_disk_under_the_output_is_said_once_and_the_run_goes_on(python, tmp_path):
+    done = program(python, tmp_path, FULL)
+    assert done.returncode == 0 and len(steps(tmp_path / "out")) == 2
+    assert done.stderr.count("stdout cannot be written (No space left on device)") == 1
+    assert "Traceback" not in done.stderr
+    assert "test_accuracy" in (tmp_path / "out" / "train.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "script", ["sys.argv[1:] = ['--help']; runpy.run_path('{root}/train.py', run_name='__main__')", SCRIPT]
+)
+def test_no_error_is_shown_if_the_reader_of_the_output_has_exited(python, tmp_path, script):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    code = f"import os, runpy, sys\n{NO_READER}\n{script.format(root=ROOT)}"
+    done = python.run("-c", code, cwd=tmp_path, env=environment, timeout=100)
+    assert done.returncode == 1 and not done.stderr, done.stderr
 
 
 CLOSES = """
