@@ -15,6 +15,7 @@ import io
 import json
 import math
 import os
+import shlex
 import sys
 import zlib
 from itertools import chain
@@ -28,13 +29,14 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from data.errors import DataError
+from data.errors import DataError, Range, check_range
 from data.image_folder import ImageFolder
 from data.images.crops import shrunk
 from data.images.decoding import whole
 from data.transform import as_array
 from extras.packed.packed import VERSION, Packed, entry_type, shard_name
 from loaders import WorkerLoader
+from training.command_line import value_of
 from training.files import read_json, replacing, write_whole
 from training.script import parser, run_script
 
@@ -193,6 +195,9 @@ def main(typed: list[str] | None = None) -> None:
     if arguments.images is None:
         raise DataError("give two folders: that of the images, and that of the pack")
     resizes_files = arguments.format == "jpeg" and arguments.short_side is not None
+    check_range("--short-side", arguments.short_side, Range(1))
+    check_range("--quality", arguments.quality, Range(1, 100))
+    check_range("--shard-mb", arguments.shard_mb, Range(0, above=True))
     settings: dict[str, Any] = {
         "format": arguments.format,
         "quality": arguments.quality if resizes_files else None,
@@ -216,7 +221,7 @@ def main(typed: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit("interrupted: the same command continues after the last finished shard")
     train, val = (len(Packed(is_train, arguments.pack)) for is_train in (True, False))
-    command = f"python train.py data=packed data.root={arguments.pack}"
+    command = shlex.join(["python", "train.py", "data=packed", f"data.root={value_of(arguments.pack)}"])
     print(f"{arguments.pack} has {train:,} train and {val:,} val images: {command}")
 
 

@@ -3,6 +3,7 @@
 import math
 import pickle
 import re
+import shlex
 import shutil
 from functools import partial
 from itertools import count
@@ -19,6 +20,7 @@ from extras.packed.packed import Packed
 from tests.data.contract import TransformedDataset, assert_reads_as_the_folder
 from tests.data.fakes import flip_a_byte, noise, write_images
 from tests.data.reading import paths, read_batch, refused
+from training.command_line import parsed
 
 THREE_IMAGES = str(3 * 30_000 / 2**20)  # megabytes, of those in the fixture `images`
 
@@ -193,6 +195,18 @@ def test_an_unreadable_image_ends_the_run_or_is_skipped(images, tmp_path, capsys
         path.write_bytes(b"")
     with refused("none of the 4 val images can be read"):
         pack(images, tmp_path / "no val", "--skip")
+
+
+@pytest.mark.parametrize("option", ["--short-side=0", "--quality=0", "--quality=101", "--shard-mb=0"])
+def test_a_number_out_of_its_range_is_refused(images, tmp_path, option):
+    with refused(f"{option}.*give a number"):
+        pack(images, tmp_path / "pack", option)
+
+
+def test_the_command_that_trains_on_a_pack_can_be_pasted(images, tmp_path, capsys):
+    folder = pack(images, tmp_path / "it's a=pack")
+    *_, override = shlex.split(capsys.readouterr().out.partition(" val images: ")[2])
+    assert parsed([override])["data.root"].value() == str(folder)
 
 
 def test_a_folder_without_val_is_refused_with_what_to_move(images, tmp_path):
