@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from data.augment import blend, erase_boxes, paste, random_boxes
-from data.errors import DataError
+from data.errors import DataError, explained
 from data.transform import name_of
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,12 @@ class BatchTransform:
             shares = labels.float()
         else:
             shares = torch.zeros((len(images), self.num_classes), device=images.device)
-            shares.scatter_(1, labels.long().view(-1, 1), 1.0)
+            with explained(
+                f"augment.mixup, augment.cutmix: a label is not one of the {self.num_classes} classes",
+                "correct it; labels that the loss ignores cannot be mixed",
+                RuntimeError,
+            ):
+                shares.scatter_(1, labels.long().view(-1, 1), 1.0)
         mixes = [(mix, alpha) for mix, alpha in ((blend, self.mixup), (paste, self.cutmix)) if alpha > 0]
         draws = random.uniform(2).reshape(-1, 2).tolist()  # a row per batch
         length = len(images) // len(draws)

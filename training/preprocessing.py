@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,9 +111,12 @@ def mean_and_std(config: Config, dataset: Any, task: Task, collate: Callable | N
 
 
 def batch_transform(
-    options: Section, images: Sequence[str], normalize: Normalize | None, task: Task
+    options: Section, images: Sequence[str], normalize: Normalize | None, task: Task, labels: Sequence[Any] = ()
 ) -> BatchTransform | Normalize | None:
-    """What training batches go through. options: the section augment. images: the names of the fields with images."""
+    """What training batches go through. options: the section augment. images: the names of the fields with images.
+
+    labels: those of training samples, as far as they are known, in arrays.
+    """
     own = options.pop("transform", None) or []
     if not own and not any(options.values()):
         return normalize
@@ -121,6 +125,12 @@ def batch_transform(
     mixes = options["mixup"] or options["cutmix"]
     if len(images) != 1 or (mixes and task.label_below is None):
         raise ConfigError("augment: it needs samples with one image, and for mixup and cutmix task=classification")
+    ignored = task.ignored
+    if mixes and ignored is not None and any(np.any(np.asarray(values) == ignored) for values in labels):
+        raise ConfigError(
+            f"augment.mixup, augment.cutmix: samples have the label {ignored}, which the loss ignores, so there "
+            "are no shares of classes to mix: set both to 0, or train on samples with other labels alone"
+        )
     sections = own if isinstance(own, list) else [own]
     functions = [function_of("augment.transform", section) for section in sections]
     fields = {"image": images[0], "label": task.label}

@@ -55,6 +55,13 @@ def test_erase_and_mixing_are_switched_off_while_the_transform_is_in_use_and_lab
     assert torch.equal(result["label"], torch.eye(3)[batch()["label"]])
 
 
+def test_a_label_that_is_no_class_is_a_sentence_where_it_is_mixed():
+    wrong = batch()
+    wrong["label"][2] = -100
+    with refused("augment.mixup, augment.cutmix: a label is not one of the 3 classes .*-100.*; correct it"):
+        BatchTransform(NORMALIZE, num_classes=3, mixup=0.5)(wrong, Random(0, 0, 0))
+
+
 def test_labels_go_where_they_are_taken_and_the_batch_is_never_changed():
     before = batch()
     given = batch()

@@ -47,6 +47,29 @@ def test_the_label_is_found_inside_a_loss_that_consists_of_others(ignored):
     assert Classification(THREE, loss=CrossEntropyLoss()).ignored == -100
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.int64])
+def test_no_label_of_a_narrow_dtype_is_taken_for_an_ignored_one(dtype):
+    many = SimpleNamespace(classes=[*map(str, range(200))])
+    labels = torch.tensor([156, 3]).to(dtype)  # -100 as uint8 is 156
+    task = Classification(many, loss=CrossEntropyLoss())
+    assert task.scored_mask(labels).tolist() == [True, True] and task.loss_denominator(labels) == 2
+    task = Classification(many, loss=CrossEntropyLoss(weight=torch.ones(200), ignore_index=3))
+    assert task.scored_mask(labels).tolist() == [True, False] and task.loss_denominator(labels) == 1
+
+
+class WithLabels(HalfLabelled):
+    """The same, with the array of all labels."""
+
+    def __init__(self, train, **options):
+        super().__init__(train, **options)
+        self.labels = [self[index][1] for index in range(len(self))]
+
+
+def test_labels_that_the_loss_ignores_are_not_mixed(tmp_path):
+    with refused("augment.mixup, augment.cutmix: samples have the label 9, which the loss ignores, .* set both to 0"):
+        train(tmp_path, IMAGES, f"data._target_={__name__}.WithLabels augment.mixup=0.2", IGNORING)
+
+
 def means():
     processes = SimpleNamespace(device=torch.device("cpu"), gather=lambda value: [value], is_main=True)
     return Means(processes)
