@@ -18,7 +18,7 @@ from .iterators import IN_USE, Consumer, EpochIterator, Position
 from .order import Order
 from .plans import OrderPlan, Plan, SamplerPlan, length_or_maxsize
 from .randomness import fold
-from .samplers import OrderSampler, Told, Watched, check_resumable, epochs_of, pass_on_epoch
+from .samplers import OrderSampler, Watched, check_resumable, epochs_of, pass_on_epoch
 from .worker_loader import WorkerLoader
 
 log = logging.getLogger(__name__)
@@ -54,11 +54,9 @@ class SeededLoader(WorkerLoader[T_co]):
 
     def _begin(self) -> EpochIterator:
         position = self.next_position()
-        if self._is_named_again():
-            position = Position(position.epoch - 1)
         self._base_seed = int(fold(self.seed or 0, self.rank) >> np.uint64(2))
         self._restart_if_changed()
-        pass_on_epoch(Told(position.epoch), self.batch_sampler, self.sampler)
+        pass_on_epoch(position.epoch, self.batch_sampler, self.sampler)
         consumer = Consumer(position, first=position.batch)
         consumer.plan = self._plan_of(consumer)
         iterator = self._start(consumer)
@@ -183,24 +181,8 @@ class SeededLoader(WorkerLoader[T_co]):
             return consumer.position
         return Position(consumer.position.epoch + 1)
 
-    def _is_named_again(self) -> bool:
-        """Returns whether `iter()` would count on, but the program has named the newest epoch to its sampler again.
-
-        Only `iter()` asks: Lightning names an epoch when it has begun, which its state must not take for a repetition.
-        """
-        consumer = self._consumer
-        if consumer is None or self._upcoming is not None:
-            return False
-        newest = consumer.position.epoch
-        if self.next_position() != Position(newest + 1):
-            return False
-        for named, told in zip(epochs_of(self.batch_sampler, self.sampler), self._told or [], strict=False):
-            if isinstance(told, Told) and not isinstance(named, Told) and named == newest:
-                return True
-        return False
-
     def _tell(self, epoch: int) -> None:
-        pass_on_epoch(Told(epoch), self.batch_sampler, self.sampler)
+        pass_on_epoch(epoch, self.batch_sampler, self.sampler)
         self._told = epochs_of(self.batch_sampler, self.sampler)
 
     @property

@@ -62,26 +62,6 @@ def test_an_epoch_may_be_named_to_a_sampler_of_the_program_as_with_torchs_loader
 
 
 @every()
-@AS_BATCHES
-def test_an_epoch_that_is_named_to_a_sampler_twice_runs_twice_as_with_torchs_loader(kind, as_batches):
-    sampler = distributed()
-    with over(kind, sampler, as_batches) as loader:
-        for epoch in (0, 0, 1, 1, 2, 3):
-            sampler.set_epoch(epoch)
-            assert rows(loader) == distributed_order(epoch)
-
-
-@every()
-def test_an_epoch_that_is_named_when_it_has_begun_as_lightning_does_is_not_repeated_by_a_resume(kind):
-    sampler = distributed()
-    with over(kind, sampler) as loader:
-        iterator = iter(loader)
-        sampler.set_epoch(0)
-        assert rows(iterator) == distributed_order(0)
-        assert saved(loader)["epoch"] == 1
-
-
-@every()
 def test_an_epoch_may_be_named_to_the_loaders_own_sampler_as_to_any(kind):
     with over(kind, None, shuffle=True) as loader:
         epochs = [rows(loader) for _ in range(4)]
