@@ -275,12 +275,16 @@ def load_early(source: Weights, model: nn.Module) -> None:
     says so.
     """
     own = model.state_dict()
-    weights = renamed(source.tensors, own)
-    resized = resized_layers(own, weights)
-    fitting = {name: weight for name, weight in weights.items() if name in own and layer_of(name) not in resized}
+    taken = fitting(renamed(source.tensors, own), own)
     with suppress(NotImplementedError, RuntimeError):
-        if all(weight.isfinite().all() or not own[name].isfinite().all() for name, weight in fitting.items()):
-            model.load_state_dict(fitting, strict=False)
+        if all(weight.isfinite().all() or not own[name].isfinite().all() for name, weight in taken.items()):
+            model.load_state_dict(taken, strict=False)
+
+
+def fitting(weights: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of `weights` that the network has, without the layers of which one has another size."""
+    resized = resized_layers(own, weights)
+    return {name: weight for name, weight in weights.items() if name in own and layer_of(name) not in resized}
 
 
 def load_weights(source: Weights, model: nn.Module, device: torch.device) -> None:
@@ -288,8 +292,7 @@ def load_weights(source: Weights, model: nn.Module, device: torch.device) -> Non
     fill_buffers(model, source.tensors, device)
     own = model.state_dict()
     weights = renamed(source.tensors, own)
-    resized = resized_layers(own, weights)
-    taken = {name: weight for name, weight in weights.items() if name in own and layer_of(name) not in resized}
+    taken = fitting(weights, own)
     if not taken:
         theirs = ", ".join(weights)[:150]
         ours = ", ".join(own)[:150]
