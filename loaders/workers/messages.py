@@ -7,8 +7,11 @@ A task's ticket is the engine's own number for it: unlike the number of its batc
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..errors import ExpectedError
 from ..work import Work
@@ -90,3 +93,21 @@ class WorkerDied:
     worker: int
     reason: str  # in torch's words
     row: int  # the row that it was reading, or one of the constants above
+
+
+def where(row: int, task: Any) -> str:
+    """Returns what a worker is doing, or was when it died, for an error."""
+    if row == NO_ROW:
+        return "before reading a sample, perhaps in worker_init_fn"
+    if row == WHOLE_BATCH and has_rows(task):
+        return f"while reading one of {task.indices}, or collating them"
+    return f"while reading sample {sample_at(row, task)}"
+
+
+def sample_at(row: int, task: Any) -> Any:
+    return task.indices[row] if has_rows(task) else task.indices
+
+
+def has_rows(task: Any) -> bool:
+    """Whether the task is a batch of several samples."""
+    return isinstance(task.indices, (Sequence, np.ndarray)) and not isinstance(task.indices, str)

@@ -113,16 +113,15 @@ def test_a_thread_that_is_killed_ends_after_its_batch_and_reads_no_other_task(bo
     assert not thread.is_alive() and reader.tasks == [0]
 
 
-@pytest.mark.parametrize("where", ["task", "worker_init_fn"])
-def test_a_thread_that_takes_longer_than_the_timeout_is_an_error(where):
+@pytest.mark.parametrize("where", ["sample 4", "worker_init_fn"])
+def test_a_thread_that_takes_longer_than_the_timeout_is_an_error_that_says_where(where, bound):
     dataset = Waiting(8, 4, threading)
-    go = threading.Event()
-    init_fn = None if where == "task" else lambda worker: go.wait(60)
+    init_fn = None if where == "sample 4" else lambda worker: dataset[4]
     settings = {"num_workers": 1, "worker_method": "thread", "timeout": 0.01, "worker_init_fn": init_fn}
     loader = WorkerLoader(dataset, 8, **settings)
     iterator = iter(loader)
-    with pytest.raises(WorkerFailure, match=r"0\.01 seconds.* thread"):
+    assert dataset.begins.wait(bound)
+    with pytest.raises(WorkerFailure, match=rf"0\.01 seconds .*{where}\. A thread"):
         next(iterator)
     dataset.go.set()
-    go.set()
     loader.close()
