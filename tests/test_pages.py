@@ -95,7 +95,8 @@ def test_the_extension_points_of_the_readme_work(python, tmp_path):
     assert all(text in readme.read_text() for text in (*overrides, "conf/model/flat.yaml", "`_target_: my.net.flat`"))
     folder = fork(tmp_path / "fork", readme, ROOT / "docs" / "extending.md")
     (folder / "conf" / "model" / "flat.yaml").write_text("_target_: my.net.flat\n")
-    call(python, folder, ["train.py", *SMALL[:6], *(shlex.split(text)[0] for text in overrides)])
+    given = ["data.val_fraction=0.1", *(shlex.split(text)[0] for text in overrides)]
+    call(python, folder, ["train.py", *SMALL[:6], *given])
 
 
 @ALL_THERE
