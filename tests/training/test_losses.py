@@ -461,23 +461,31 @@ class Rows:
         return {"row": self.rows[index], "y": self.rows[index].sum().sigmoid()}
 
 
+class OfOneClassFirst(Rows):
+    def __getitem__(self, index):
+        return {"row": self.rows[index], "y": torch.tensor(float(index >= 16))}
+
+
 class Row(nn.Linear):
     def __init__(self, **_):
         super().__init__(4, 1)
 
 
-def trained_on_rows(folder, loss, task):
-    settings = f"task={task} task.inputs=row task.label=y data._target_={__name__}.Rows model._target_={__name__}.Row"
-    return train(folder, settings, f"task.loss={{_target_: {__name__}.{loss}}}", "task.metric=loss")
+def trained_on_rows(folder, loss, task, rows="Rows"):
+    settings = f"task={task} task.inputs=row task.label=y model._target_={__name__}.Row"
+    data = f"data._target_={__name__}.{rows}"
+    return train(folder, settings, data, f"task.loss={{_target_: {__name__}.{loss}}}", "task.metric=loss")
 
 
 @pytest.mark.parametrize("task", ["regression", "own"])
 @pytest.mark.parametrize("loss", ["squeezed", "unsqueezed", "strict"])
-def test_a_loss_that_aligns_labels_a_second_time_is_refused(tmp_path, loss, task):
+@pytest.mark.parametrize("rows", ["Rows", "OfOneClassFirst"])
+def test_a_loss_that_aligns_labels_a_second_time_is_refused(tmp_path, loss, task, rows):
     with refused(r"gets labels \(\d, 1\), as outputs are, not \(\d,\).*leave out its squeeze or unsqueeze"):
-        trained_on_rows(tmp_path, loss, task)
+        trained_on_rows(tmp_path, loss, task, rows)
 
 
 @pytest.mark.parametrize("loss", ["subtracted", "ranked"])
-def test_a_loss_of_aligned_labels_or_of_pairs_is_not_refused(tmp_path, loss):
-    trained_on_rows(tmp_path, loss, "regression")
+@pytest.mark.parametrize("rows", ["Rows", "OfOneClassFirst"])
+def test_a_loss_of_aligned_labels_or_of_pairs_is_not_refused(tmp_path, loss, rows):
+    trained_on_rows(tmp_path, loss, "regression", rows)
