@@ -34,9 +34,10 @@ SILENT = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none
 NOT_RESUMED = ("hydra.run.", "hydra.sweep", "hydra.mode", "hydra/sweeper", "hydra/launcher", "hydra.launcher")
 # What the key of a dict needs a backslash for on a command line.
 SPECIAL = re.compile(r"[\\()\[\]{}:=, \t]")
-PLUGINS = {  # of Hydra, by the group that they add to
-    "hydra/sweeper": "hydra-optuna-sweeper",
-    "hydra/launcher": "hydra-joblib-launcher hydra-submitit-launcher",
+PLUGINS = {  # of Hydra, by the group and the first word of the choice that they add
+    **{("hydra/sweeper", name): name for name in ("ax", "nevergrad", "optuna")},
+    ("hydra/sweeper", "search"): "optuna",
+    **{("hydra/launcher", name): name for name in ("joblib", "ray", "rq", "submitit")},
 }
 
 
@@ -101,10 +102,12 @@ def complete(arguments: list[str]) -> list[str]:
         run_folder = folder_of_run(resumed)
         command = earlier_command(run_folder)
         flags = [*command["flags"], *flags]
-        earlier = [line for line in command["overrides"] if not parsed([line]).keys() & by_key.keys()]
+        earlier = [line for line in command["overrides"] if not is_replaced(line, by_key)]
         overrides = [*earlier, *overrides]
         if resumed.is_dir() and not options.multirun:  # a checkpoint file starts a run in a new folder
             folders["hydra.run.dir"] = run_folder
+            if "hydra.mode" not in by_key:  # its yaml file may ask for a sweep, of which the run is a job
+                overrides = [*overrides, "hydra.mode=RUN"]
             if rank() == 0 and not (run_folder / COMMAND).exists():  # Hydra will overwrite what it was read from
                 write_whole(run_folder / COMMAND, yaml.safe_dump(command))
     for key, folder in folders.items():
@@ -140,6 +143,13 @@ def parsed(overrides: list[str]) -> dict[str, Override]:
     return {override.key_or_group: override for override in OverridesParser.create().parse_overrides(overrides)}
 
 
+def is_replaced(line: str, by_key: dict[str, Override]) -> bool:
+    """Whether an earlier override goes, as one of `by_key` sets its key. One that adds it stays, to be changed."""
+    ((key, earlier),) = parsed([line]).items()
+    is_group = any((folder / key).is_dir() for folder in config_folders())
+    return key in by_key and (is_group or not earlier.is_add() or by_key[key].is_add())
+
+
 def say_remedies(arguments: list[str], refusal: BaseException | None) -> None:
     """Says what to do about a command line that Hydra has refused by `refusal`, where Hydra does not know it."""
     options = hydra_utils.get_args_parser().parse_intermixed_args(arguments)
@@ -165,8 +175,8 @@ def say_remedies(arguments: list[str], refusal: BaseException | None) -> None:
             print(f"error: {override.input_line}: {OLD_KEYS[old_key]}{where}", file=sys.stderr)
         if override.is_add() and override.package is None and key in choices_of_root():
             print(f"error: {override.input_line}: write {str(override.input_line).lstrip('+')}", file=sys.stderr)
-        if key in PLUGINS:
-            install = f"pip install --pre {PLUGINS[key]}"
+        if plugin := PLUGINS.get((key, str(override.value()).partition("_")[0])):
+            install = f"pip install --pre hydra-{plugin}-{key.removeprefix('hydra/')}"
             print(f"error: {override.input_line}: if Hydra cannot load it, {install}", file=sys.stderr)
         name = key.partition(".")[2].partition(".")[0]
         if key.startswith("callbacks.") and override.is_add() and name in names_of_callbacks():
@@ -320,7 +330,8 @@ def resume_command(folder: Path) -> str:
     if world_size() > 1:
         is_one_machine = number_in("LOCAL_WORLD_SIZE", 0) == world_size()
         starter = f"torchrun --nproc-per-node={world_size()}" if is_one_machine else "torchrun (as before)"
-    program = sys.argv[0] if Path(sys.argv[0]).name == "train.py" else "train.py"  # else that of a launcher
+    # Python may have been given a link to it; or it is the program of a launcher.
+    program = sys.argv[0] if Path(sys.argv[0]).resolve().name == "train.py" else "train.py"
     return f"{starter} {shlex.quote(program)} {resume_of(folder)}"
 
 

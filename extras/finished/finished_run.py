@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
@@ -166,7 +167,7 @@ def configured(saved: Section, overrides: Sequence[str]) -> Config:
             with explained(f"{text} cannot be used", remedy_of(text)):  # as train.py reads it
                 values |= {key: override.value() for key, override in parsed([text]).items()}
     with explained(f"{' '.join(overrides)} cannot be used", "give GROUP=NAME or SECTION.KEY=VALUE"):
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        with without_hydra(), initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             cfg = compose("config", overrides=list(groups.values()))
         settings: Any = OmegaConf.to_container(cfg)
         for key, value in saved.items():
@@ -179,6 +180,17 @@ def configured(saved: Section, overrides: Sequence[str]) -> Config:
         merged = OmegaConf.merge(OmegaConf.structured(Config), settings, changes)
     assert isinstance(merged, DictConfig)
     return checked(merged)
+
+
+@contextmanager
+def without_hydra() -> Iterator[None]:
+    """In the block Hydra is not initialised, as it is in a callback of a run, or a notebook that composes configs."""
+    earlier = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra = earlier
 
 
 @contextmanager

@@ -101,6 +101,16 @@ def test_a_full_disk_under_the_output_is_said_once_and_the_run_goes_on(python, t
     assert "test_accuracy" in (tmp_path / "out" / "train.log").read_text()
 
 
+def test_a_link_to_train_py_has_the_same_log_and_a_command_that_continues(python, tmp_path):
+    link = tmp_path / "run.py"
+    link.symlink_to(ROOT / "train.py")
+    code = f"import runpy, sys\nsys.argv[0] = '{link}'\nrunpy.run_path('{link}', run_name='__main__')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = python.run("-c", code, *FAST, *stop(1), "hydra.run.dir=out", cwd=tmp_path, env=environment, timeout=100)
+    assert done.returncode == 75, done.stderr
+    assert f"python {link} train.resume=" in (tmp_path / "out" / "train.log").read_text()
+
+
 @pytest.mark.parametrize(
     "script", ["sys.argv[1:] = ['--help']; runpy.run_path('{root}/train.py', run_name='__main__')", SCRIPT]
 )
@@ -230,6 +240,11 @@ def test_processes_without_torchrun_are_told_of_it(command, monkeypatch):
     assert "process 0 of 2 waits for the others" in shown and "or unset RANK and WORLD_SIZE" in shown
 
 
+@pytest.mark.parametrize(("choice", "is_known"), [("hydra/sweeper=ax", True), ("hydra/launcher=slurm", False)])
+def test_a_plugin_of_hydra_that_is_not_installed_is_named(command, choice, is_known):
+    assert ("pip install --pre hydra-ax-sweeper" in command(choice, ends_with=1)) == is_known
+
+
 # Going on with an earlier run
 
 
@@ -263,7 +278,25 @@ def test_a_run_of_before_command_yaml_goes_on_where_the_project_has_moved(tmp_pa
     hydra = {"runtime": runtime, "job": {"config_name": "config"}, "overrides": {"hydra": []}}
     (tmp_path / ".hydra" / "hydra.yaml").write_text(json.dumps({"hydra": hydra}))
     completed = complete([f"train.resume={tmp_path}"])
-    assert completed[:-2] == [*flags, "--config-name=config", "train.epochs=3"]
+    assert completed[:-3] == [*flags, "--config-name=config", "train.epochs=3"]
+
+
+@pytest.mark.parametrize(
+    ("override", "is_kept"),
+    [("a.b=2", True), ("~a.b", True), ("+a.b=2", False), ("a.c=2", True), ("model=linear", True)],
+)
+def test_a_key_that_a_run_has_added_is_changed_and_removed_by_a_resume(tmp_path, override, is_kept):
+    command_yaml = json.dumps({"flags": [], "overrides": ["+a.b=1", "+model=small_cnn", "seed=3"]})
+    (tmp_path / COMMAND).write_text(command_yaml)
+    completed = complete([f"train.resume={tmp_path}", override])
+    assert ("+a.b=1" in completed) == is_kept and completed.index("seed=3") < completed.index(override)
+    assert ("+model=small_cnn" in completed) == (override != "model=linear")
+
+
+def test_a_job_of_a_sweep_that_a_yaml_file_asks_for_goes_on_alone(tmp_path):
+    (tmp_path / COMMAND).write_text(json.dumps({"flags": [], "overrides": ["experiment=with_hydra_mode"]}))
+    assert "hydra.mode=RUN" in complete([f"train.resume={tmp_path}"])
+    assert "hydra.mode=RUN" not in complete(["-m", f"train.resume={tmp_path}"])
 
 
 def test_a_restart_by_torchrun_goes_on_in_the_folder_that_began_with_a_file(monkeypatch, earlier):

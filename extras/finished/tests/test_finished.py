@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from PIL import Image
 from torch import nn
 
@@ -87,6 +88,13 @@ def test_a_stream_is_not_told_to_set_what_is_set(tmp_path):
     train(tmp_path, stream)
     with refused("Stream is a stream, whose samples have no order: give files of images$"):
         predict.main([str(tmp_path)])
+
+
+def test_a_run_is_opened_where_hydra_is_initialised_as_in_a_notebook(tmp_path):
+    train(tmp_path, "train.epochs=1")
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        assert FinishedRun(tmp_path, ["device=cpu"]).step == 8
+        assert compose("config", ["seed=3"]).seed == 3
 
 
 class Crops:
