@@ -142,6 +142,13 @@ def try_evaluation(trainer: Trainer, batch: Batch, smallest: int) -> list[str]:
         scores = dict(trainer.evaluation_step(dict(batch)))
         Means(trainer.processes).add(1, scores)  # which refuses what is no number
         names = [*scores]
+    if trainer.metrics.by_name and not trainer.metrics.updates:
+        log.warning(
+            "%s.evaluation_step does not call self.metrics.update(outputs, labels), so that task.metrics (%s) get no "
+            "samples, unless it updates each of them itself",
+            type(trainer).__name__,
+            ", ".join(trainer.metrics.by_name),
+        )
     try:
         names = [*joined(scores, trainer.metrics.compute())]
     except ExpectedError as error:

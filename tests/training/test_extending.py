@@ -355,6 +355,25 @@ def test_a_training_step_that_returns_the_loss_alone_has_no_scores_which_is_said
     assert caplog.text.count("LossAlone.training_step") == 1
 
 
+class Nested(Trainer):
+    """Enters the mixed precision in which train_step calls it already, and has its own evaluation."""
+
+    def training_step(self, batch):
+        with self.autocast:
+            return super().training_step(batch)
+
+    def evaluation_step(self, batch):
+        inputs, labels = self.inputs_and_labels(batch)
+        return {"accuracy": self.model(*inputs).argmax(1) == labels}
+
+
+def test_mixed_precision_ends_with_the_step_also_if_a_training_step_enters_it_again(tmp_path, caplog):
+    metric = "task.metrics={zero: {_target_: tests.training.test_scores.Listed, values: []}} task.metric=accuracy"
+    train(tmp_path, f"trainer._target_={__name__}.Nested train.precision=bf16 train.epochs=1", metric)
+    assert not torch.is_autocast_enabled("cpu")
+    assert "Nested.evaluation_step does not call self.metrics.update(outputs, labels)" in caplog.text
+
+
 class Broken(Trainer):
     def backward(self, loss):
         super().backward(loss.double().sum().expand(2))

@@ -22,7 +22,7 @@ from training.dry_run import is_sum
 from training.no_trace import no_trace
 from training.parts import parts_of, repeated
 from training.tasks import Task, loss_setting
-from training.trainer import Trainer
+from training.trainer import Trainer, move_arguments
 
 CLASSES = 10
 IGNORED = 7
@@ -316,6 +316,12 @@ def test_a_list_is_a_tensor_where_a_loss_takes_nothing_else(target, key):
         assert loss(0, 0) == [1, 2.5]
     else:
         assert torch.equal(getattr(loss, key), torch.tensor([1, 2.5]))
+
+
+def test_tensors_in_the_settings_of_a_function_are_moved_to_the_device():
+    loss = function_of("task.loss", {"_target_": "torch.nn.functional.cross_entropy", "weight": [1, 2.5]})
+    move_arguments(loss, torch.device("meta"))
+    assert loss.keywords["weight"].is_meta
 
 
 def test_parameters_of_a_loss_are_trained_and_saved(tmp_path, caplog):
