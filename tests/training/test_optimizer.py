@@ -14,6 +14,7 @@ from tests.configs import TWO_PARTS, checkpoint, steps, train
 from tests.data.reading import refused
 from training.optimizer import (
     build_optimizer,
+    build_schedule,
     cosine,
     freeze,
     has_fused_momentum,
@@ -293,3 +294,11 @@ def step(model, optimizer):
     optimizer.zero_grad()
     model(torch.tensor([[1.0, 2.0, 3.0]])).square().sum().backward()
     optimizer.step()
+
+
+@pytest.mark.parametrize(("options", "is_warned"), [({"max_lr": 0.1}, True), ({}, False)])
+def test_a_schedule_that_begins_with_one_rate_for_layers_that_have_others_is_warned_of(caplog, options, is_warned):
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = build_optimizer(network, SGD | {"layer_decay": 0.5})
+    build_schedule({"_target_": "torch.optim.lr_scheduler.OneCycleLR", **options}, optimizer, 10, 0, 5)
+    assert ("begins with one learning rate, 0.004, for all groups" in caplog.text) == is_warned
