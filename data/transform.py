@@ -143,7 +143,8 @@ class Transform:
                 form = form_of(as_image_tensor(pixels))
                 raise DataError(
                     f"{self.key}: {name_of(function)} failed for {name}, {form}: {reason}; if it needs an array "
-                    "(H, W, C), not a tensor, wrap it in data.transform.OnArray; the traceback is in train.log"
+                    "(H, W, C), not a tensor, wrap it in data.transform.OnArray; if a Pillow image, in torchvision's "
+                    "Compose, after ToPILImage (docs/data.md); the traceback is in train.log"
                 ) from error
         return self._checked(as_image_tensor(pixels), len(image), name)
 

@@ -142,6 +142,18 @@ def test_a_step_that_takes_no_tensors_may_be_wrapped_which_its_error_says():
     assert arrays(transform=OnArray(to_tensor))[3]["image"].shape == (3, 12, 10)
 
 
+def test_a_step_of_pillow_images_comes_after_ToPILImage_in_a_Compose_which_its_error_says():
+    v2 = Later("torchvision.transforms.v2")
+
+    def mirrored(image):
+        return image.transpose(0)  # Image.Transpose.FLIP_LEFT_RIGHT
+
+    with refused(r"mirrored failed for image 3, .*if a Pillow image, in torchvision's Compose, after ToPILImage"):
+        arrays(transform=mirrored)[3]
+    wrapped = v2.Compose([v2.ToPILImage(), mirrored])
+    assert arrays(transform=wrapped)[3]["image"].equal(arrays(transform=[])[3]["image"].flip(1))
+
+
 def test_only_our_own_center_crop_alone_is_described_by_values(folder):
     crops = {"image_size": 224, "test_crop": 0.875, "interpolation": "bilinear", "stored_as": (None, "bilinear")}
     for make, values in ((arrays, {"image_shape": (12, 10, 3)}), (folder, crops)):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from example_datasets import contents
 
-from loaders import Preloader, WorkerLoader
+from loaders import LoaderConfigError, Preloader, ResidentLoader, WorkerLoader
 
 DATASET = torch.utils.data.TensorDataset(torch.arange(48.0))
 
@@ -95,3 +95,29 @@ def test_stop_iteration_from_it_ends_no_epoch(depth):
             with pytest.raises(RuntimeError, match="StopIteration"):
                 next(iterator)
         assert next(iterator, None) is None
+
+
+class PassesOn(torch.nn.Module):
+    def forward(self, *inputs):  # as torchvision's v2 has it
+        return inputs
+
+
+def make(argument, function, depth=0):
+    if argument == "augment":
+        return ResidentLoader(DATASET, 8, augment=function)
+    return Preloader(WorkerLoader(DATASET, 8), "cpu", depth, **{argument: function})
+
+
+@pytest.mark.parametrize("argument", ["transform", "finish", "augment"])
+@pytest.mark.parametrize("function", [lambda batch: batch, torch.nn.Sequential(torch.nn.Identity())])
+def test_a_function_of_the_batch_alone_is_refused_with_the_remedy(argument, function):
+    with pytest.raises(LoaderConfigError, match=rf"{argument} is called with a batch .*finish=lambda batch"):
+        make(argument, function)
+
+
+@pytest.mark.parametrize("argument", ["transform", "finish", "augment"])
+def test_a_function_that_returns_random_beside_the_batch_is_refused_with_the_remedy(argument):
+    with pytest.raises(LoaderConfigError, match=rf"{argument} has returned its second.*finish=lambda batch, random"):
+        next(iter(make(argument, PassesOn())))
+    (batch,) = next(iter(make("finish", lambda batch, random: PassesOn()(*batch))))
+    assert torch.equal(batch, torch.arange(8.0))
