@@ -121,6 +121,15 @@ def test_the_snippet_of_the_readme_loads_batches():
     assert here != snippet and len(steps) == 4
 
 
+def test_the_snippet_that_trains_from_python_does(monkeypatch, tmp_path, capsys):
+    (snippet,) = [text for text in blocks(ROOT / "docs" / "extending.md", "python") if "train_model" in text]
+    here = snippet.replace('"train.epochs=1"', f'"model=linear", "callbacks/standard=[best]", *{SMALL[:5]}')
+    monkeypatch.chdir(tmp_path)
+    exec(here, {})
+    assert here != snippet and len(capsys.readouterr().out.split()) == 2
+    assert len(list(tmp_path.glob("outputs/*/summary.json"))) == 2
+
+
 def test_the_tree_of_the_readme_names_what_is_there():
     tree = re.findall(r"^([a-z]+(?:/|[.]py))  +[a-z]", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(tree) == 10
