@@ -91,8 +91,8 @@ def complete(arguments: list[str]) -> list[str]:
                 f"{text}: there is no value, as where a variable of the shell is not set: give one, or "
                 f"{text}null; an empty text is \"{text}''\""
             )
-    # Of several processes. Whether there is a sweep, a yaml file may say too: hydra.mode=MULTIRUN.
-    names = {"hydra.run.dir": "outputs", "hydra.sweep.dir": "multirun"} if world_size() > 1 else {}
+    # Whether there is a sweep, a yaml file may say too: hydra.mode=MULTIRUN.
+    names = {"hydra.run.dir": "outputs", "hydra.sweep.dir": "multirun"}
     folders = {key: folder_of_torchrun(parent) for key, parent in names.items()}
     override = by_key.get("train.resume")
     if override is not None and override.is_sweep_override():

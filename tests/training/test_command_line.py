@@ -305,6 +305,11 @@ def test_a_restart_by_torchrun_goes_on_in_the_folder_that_began_with_a_file(monk
     assert "hydra.run.dir=outputs/mine" in complete([f"train.resume={earlier}/checkpoints/last.pt"])
 
 
+def test_a_restart_of_the_only_process_of_torchrun_goes_on_in_its_folder(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    assert {"hydra.run.dir=outputs/mine", "hydra.sweep.dir=multirun/mine"} <= {*complete([])}
+
+
 def test_processes_share_the_folder_of_a_sweep_that_a_yaml_file_asks_for(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
