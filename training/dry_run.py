@@ -105,7 +105,7 @@ def try_training(trainer: Trainer, batch: Batch, smallest: int) -> None:
         return
     count = trainer.task.batch_length(batch)
     augment = trainer.settings["augment"]
-    mixes = trainer.task.own_loss is not None and (augment["mixup"] or augment["cutmix"])
+    mixes = augment["mixup"] or augment["cutmix"]
     shares = ", whose labels are shares of classes (B, classes) by augment.mixup or cutmix" if mixes else ""
     what = f"{names_of(trainer)} cannot use the first training samples"
     with naming_batch(f"{what}{shares}", batch):

@@ -235,6 +235,13 @@ def of_rows(outputs, labels):
     return nn.functional.cross_entropy(torch.stack([*outputs]), labels)
 
 
+class Margin(Classification):
+    """Has a loss of its own, which takes the numbers of classes."""
+
+    def default_loss(self, outputs, labels):
+        return nn.functional.multi_margin_loss(outputs, labels)
+
+
 class Relabels(Classification):
     def for_metrics(self, outputs, labels):
         labels[labels > 1] = 0
@@ -435,6 +442,10 @@ NOT_FITTING = {  # the settings, and what the sentence has, in any order
         r"Classification and its loss .* cannot use the first training samples & size of tensor",
     ),
     "a loss that takes no shares of mixup": (f"augment.mixup=0.2 {MARGIN}", "loss|augment|mixup|target"),
+    "a task whose loss takes no shares of mixup": (
+        f"augment.mixup=0.2 {own('task', 'Margin')}",
+        r"labels are shares of classes \(B, classes\) by augment\.mixup",
+    ),
     "weights of three classes": (f"{WEIGHTED}, weight: [1, 2, 3]}}", "weight"),
     "weights that are no numbers": (
         f"{WEIGHTED}, weight: [a, b]}}",
