@@ -87,7 +87,7 @@ class Pair(list):  # the array is more than a pipe holds
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        pytest.param("print(list(WorkerLoader(range(8), SETTINGS)))", [GUARD], marks=pytest.mark.slow),
+        pytest.param("print(list(WorkerLoader(range(8), SETTINGS)))", [f"below {GUARD}"], marks=pytest.mark.slow),
         (f"{GUARD} print(list(WorkerLoader([lambda: 0], SETTINGS)))", ["WorkerFailure", "the dataset, collate_fn or"]),
         (
             f"import sqlite3\n{GUARD} print(list(WorkerLoader([sqlite3.connect(':memory:')], SETTINGS)))",
