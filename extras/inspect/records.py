@@ -13,7 +13,7 @@ from PIL import ExifTags, Image
 
 from data import optional
 from data.classes import label_text
-from data.errors import printable, reason_of
+from data.errors import DataError, printable, reason_of
 from data.images.crops import CroppedDataset
 from data.images.decoding import whole
 from data.subset import unaugmented
@@ -116,6 +116,10 @@ class Records:
     def value_and_label(self, sample: Any) -> tuple[Any, Any]:
         """The first input and the label of a sample, which is a mapping, or has its fields in order."""
         fields = sample if isinstance(sample, Mapping) else dict(zip(self.fields, sample, strict=False))
+        for name in (self.input, self.label):
+            if name and name not in fields:
+                names = ", ".join(map(str, fields))
+                raise DataError(f"a sample has no {name!r}, only {names}: set task.inputs or task.label")
         return fields[self.input], fields[self.label] if self.label else None
 
 

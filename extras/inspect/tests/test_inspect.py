@@ -141,6 +141,8 @@ def test_any_dataset_can_be_inspected_but_a_stream(tmp_path):
     settings = [f"data._target_={HERE}.Numbers", "task=regression", "task.inputs=row", "task.label=y"]
     code, rows, page = inspected(tmp_path, "data=synthetic", *settings)
     assert code == 1 and rows["3"]["error"] == "KeyError: 'row 3'" and "In more than one set: 5" in page
+    with pytest.raises(SystemExit, match="has no 'image', only row, y"):
+        inspect_data.main(["data=synthetic", *settings[:2], f"--out={tmp_path}"])
     with refused("Stream is a stream"):
         inspect_data.main(["data=synthetic", f"data._target_={HERE}.Stream"])
 
