@@ -96,8 +96,8 @@ def warn_of_unsaved(run: Run) -> None:
                 changed.append(f"{name}.{key}")
     if changed:
         log.warning(
-            "a callback has changed %s after the last checkpoint was saved, so none has it: change it in on_step of "
-            "the last step",
+            "%s has changed after the last checkpoint was saved, so none has it: if a callback changes it, do so in "
+            "on_step of the last step; if the network does while it is evaluated, guard that by `if self.training`",
             ", ".join(changed[:3]),
         )
 

@@ -44,9 +44,9 @@ def check_optimized(trainer: Trainer) -> None:
         )
     for name in unregistered(trainer, known):
         log.warning(
-            "%s holds layers or parameters in a list, a dict or an object that is no nn.Module, where torch does not "
-            "see them: they are neither trained nor saved; use nn.ModuleList, nn.ModuleDict or nn.ParameterList, make "
-            "the object an nn.Module, or freeze them by requires_grad_(False)",
+            "%s has layers or parameters outside an nn.Module, where torch does not see them: they are neither "
+            "trained nor saved; use nn.ModuleList, nn.ModuleDict or nn.ParameterList([nn.Parameter(...)]), make an "
+            "object that holds them an nn.Module, or freeze them by requires_grad_(False)",
             name,
         )
     trainable = {name: weight for name, weight in weights.items() if weight.requires_grad}

@@ -1,9 +1,11 @@
 """Optimizers and frozen parameters."""
 
+import io
 import math
 import re
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,6 +21,7 @@ from training.optimizer import (
     freeze,
     has_fused_momentum,
     resume_optimizer,
+    saved_optimizer,
     start_momentum,
 )
 
@@ -288,6 +291,42 @@ def test_a_checkpoint_whose_optimizer_was_fused_is_resumed_by_one_that_is_not_an
         step(model, optimizer)
         weights.append(model.weight.detach())
     assert torch.allclose(*weights, atol=1e-6) and not torch.equal(weights[0], torch.ones(2, 3))
+
+
+class Lookahead(torch.optim.Optimizer):
+    """An optimizer around another one. Its state has both, below keys of its own."""
+
+    def __init__(self, params, lr, pull=0.5):
+        super().__init__(params, {"lr": lr, "pull": pull})
+        self.inner = torch.optim.SGD(self.param_groups, lr=lr, momentum=0.9)
+        self.param_groups = self.inner.param_groups
+
+    def step(self, closure=None):
+        self.inner.step()
+
+    def state_dict(self):
+        return {"outer": super().state_dict(), "inner": [self.inner.state_dict()]}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state["outer"])
+        self.inner.load_state_dict(state["inner"][0])
+        self.param_groups = self.inner.param_groups
+
+
+def test_the_state_of_an_optimizer_around_another_one_may_have_any_layout():
+    """It has the momentum of the inner one, this run's rate, and no number of numpy, which torch.load refuses."""
+    model = nn.Linear(3, 2)
+    optimizer = Lookahead(model.parameters(), np.float64(0.1))
+    step(model, optimizer)
+    file = io.BytesIO()
+    torch.save(saved_optimizer(optimizer), file)
+    saved = torch.load(io.BytesIO(file.getvalue()))
+    resumed = Lookahead(model.parameters(), 0.2, pull=0.7)
+    resume_optimizer(resumed, saved, changed=())
+    assert all(group["lr"] == 0.2 and group["pull"] == 0.5 for group in resumed.param_groups)
+    before = [state["momentum_buffer"] for state in optimizer.inner.state.values()]
+    after = [state["momentum_buffer"] for state in resumed.inner.state.values()]
+    torch.testing.assert_close(after, before)
 
 
 def step(model, optimizer):
