@@ -173,3 +173,42 @@ def test_a_run_says_how_many_samples_of_its_validation_set_its_checkpoint_was_tr
         text = said(f"renamed{renamed}", f"train.resume={changed}")
         assert f"{renamed} samples that the checkpoint's run was trained on are not there" in text
         assert f"up to {min(renamed, validate)} of the {validate} samples that validate" in text
+
+
+class Patients:
+    """Four images of each patient. Those that validate are held by an object that has no names."""
+
+    classes = ("healthy", "ill")
+
+    def __init__(self, train, **_):
+        self.val_groups = 7 * np.arange(48 if train else 0) % 12
+
+    def __len__(self):
+        return len(self.val_groups)
+
+    def __getitem__(self, index):
+        return np.full((1, 4, 4), index, np.float32), int(self.val_groups[index]) % 2
+
+    def without_augmentation(self):
+        return Plain(self)
+
+
+class Plain:
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+def test_samples_that_validate_are_known_by_the_set_that_they_were_split_off(tmp_path, caplog):
+    data = f"data._target_={__name__}.Patients train.batch_size=8 data.val_fraction="
+    train(tmp_path, f"{data}0.3 train.epochs=1")
+    train(tmp_path, f"{data}0.3 train.epochs=2")
+    assert "validation set has changed" not in caplog.text
+    train(tmp_path, f"{data}0.6 train.epochs=3")
+    before, larger = (len(split(Patients(True), fraction)[1]) for fraction in (0.3, 0.6))
+    assert f"trained on {larger - before} of its {larger} samples" in caplog.text
