@@ -5,7 +5,6 @@ in place; what they return is normalised after them. So they never get normalise
 twice.
 """
 
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from torch import nn
 from data.augment import blend, erase_boxes, paste, random_boxes
 from data.errors import DataError, explained
 from data.transform import name_of
+from loaders import signature_of
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +230,7 @@ def check_arguments(function: Callable[..., Any], count: int) -> None:
     """Raises DataError for a function of augment.transform that cannot be called with `count` arguments."""
     call = function.forward if isinstance(function, nn.Module) else function
     try:
-        inspect.signature(call).bind(*[None] * count)
+        signature_of(call).bind(*[None] * count)
     except TypeError as error:
         raise DataError(
             f"augment.transform: {name_of(function)} is called with the images, and with the labels if it has a "
@@ -246,7 +246,7 @@ def takes_labels(step: Callable[..., Any]) -> bool:
         return True
     call = step.forward if isinstance(step, nn.Module) else step
     try:
-        return "labels" in inspect.signature(call).parameters
+        return "labels" in signature_of(call).parameters
     except ValueError:  # some builtins have no signature
         return False
 

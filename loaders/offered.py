@@ -3,12 +3,11 @@
 Invariant: `read_batch` and `arrays` count only if they read the samples that `__getitem__` reads.
 """
 
-import inspect
 from typing import Any
 
 import torch
 
-from .arguments import LoaderConfigError
+from .arguments import LoaderConfigError, signature_of
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of each field of a sample
 
@@ -64,7 +63,7 @@ def spec_of(dataset: Any) -> Spec | None:
 def has_state(part: Any) -> bool:
     """Returns whether `state_dict` can be called without arguments, and there is a `load_state_dict` to call."""
     try:
-        inspect.signature(part.state_dict).bind()
+        signature_of(part.state_dict).bind()
         return callable(part.load_state_dict)
     except (AttributeError, TypeError, ValueError):
         return False

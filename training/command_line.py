@@ -147,7 +147,8 @@ def is_replaced(line: str, by_key: dict[str, Override]) -> bool:
     """Whether an earlier override goes, as one of `by_key` sets its key. One that adds it stays, to be changed."""
     ((key, earlier),) = parsed([line]).items()
     is_group = any((folder / key).is_dir() for folder in config_folders())
-    return key in by_key and (is_group or not earlier.is_add() or by_key[key].is_add())
+    adds = earlier.is_add() or earlier.is_force_add()
+    return key in by_key and (is_group or not adds or by_key[key].is_add() or by_key[key].is_force_add())
 
 
 def say_remedies(arguments: list[str], refusal: BaseException | None) -> None:

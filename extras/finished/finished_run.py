@@ -184,7 +184,7 @@ def configured(saved: Section, overrides: Sequence[str]) -> Config:
 
 @contextmanager
 def without_hydra() -> Iterator[None]:
-    """In the block Hydra is not initialised, as it is in a callback of a run, or a notebook that composes configs."""
+    """In the block Hydra is not initialised. In a callback of a run it is, and in a notebook that composes configs."""
     earlier = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:

@@ -1,5 +1,6 @@
 """What a dataset may offer counts only with the documented type and length; else a warning names it."""
 
+import sys
 from copy import copy
 from types import SimpleNamespace
 from zlib import crc32
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data import OF_SAMPLES, OPTIONAL, not_used, optional
+from data import OF_SAMPLES, OPTIONAL, not_used, optional, takes
 from data.mix import Mix
 from data.subset import Subset, split, unaugmented
 from loaders import LoaderConfigError, WorkerLoader
@@ -363,3 +364,11 @@ def test_an_optimizer_that_uses_the_names_of_its_modes_for_something_else_is_lef
         optimizer = Names("train", value)
         optimizer.eval = value
         set_optimizer_mode("train", [optimizer, *of_someone_else("eval")])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="a function of such annotations cannot be defined")
+def test_annotations_may_name_what_is_not_imported():
+    def path(index: OnlyOfTypeCheckers) -> OnlyOfTypeCheckers:  # noqa: F821
+        return index
+
+    assert takes(path, 0) and not takes(path)

@@ -170,7 +170,7 @@ SETTINGS = {
     "task.class_weights=[1,2]": "weight tensor should be defined .* all 10 classes",
     "callbacks.best._target_=training.callbacks.ema.EMA": "~callbacks.best.KEY",
     "+callbacks.best._target_=my.Best": "error: .*_target_=my.Best: there is a callback 'best'",
-    "hydra/launcher=mine": "pip install",
+    "hydra/launcher=ray": "pip install",
     "callbacks.best.early_stop=late": "early_stop=late",
     "augment.mixup=much": "augment.mixup='much'",
     "augment.transform=much": "augment.transform=much",

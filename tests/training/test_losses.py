@@ -472,9 +472,24 @@ class OfOneClassFirst(Rows):
         return {"row": self.rows[index], "y": torch.tensor(float(index >= 16))}
 
 
+class OfOneClass(Rows):
+    classes = ("a", "b", "c")
+
+    def __getitem__(self, index):
+        return {"row": self.rows[index], "y": torch.tensor([2])}
+
+
 class Row(nn.Linear):
-    def __init__(self, **_):
-        super().__init__(4, 1)
+    def __init__(self, num_classes=1, **_):
+        super().__init__(4, num_classes)
+
+
+labels_seen = set()
+
+
+def seen(outputs, labels):
+    labels_seen.update(labels.flatten().tolist())
+    return functional.cross_entropy(outputs, labels.flatten())
 
 
 def trained_on_rows(folder, loss, task, rows="Rows"):
@@ -495,3 +510,10 @@ def test_a_loss_that_aligns_labels_a_second_time_is_refused(tmp_path, loss, task
 @pytest.mark.parametrize("rows", ["Rows", "OfOneClassFirst"])
 def test_a_loss_of_aligned_labels_or_of_pairs_is_not_refused(tmp_path, loss, rows):
     trained_on_rows(tmp_path, loss, "regression", rows)
+
+
+def test_the_first_steps_are_tried_with_no_label_that_is_no_class(tmp_path):
+    """On a GPU a loss of one ends the process."""
+    labels_seen.clear()
+    trained_on_rows(tmp_path, "seen", "classification", "OfOneClass")
+    assert labels_seen == {2}

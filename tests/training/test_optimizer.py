@@ -329,6 +329,30 @@ def test_the_state_of_an_optimizer_around_another_one_may_have_any_layout():
     torch.testing.assert_close(after, before)
 
 
+class Averaged(torch.optim.SGD):
+    """Has another optimizer, whose groups are its own."""
+
+    def __init__(self, params, **settings):
+        super().__init__(params, **settings)
+        self.inner = torch.optim.AdamW(self.param_groups[0]["params"], lr=1e-3)
+
+    def state_dict(self):
+        return {**super().state_dict(), "inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state["inner"])
+        super().load_state_dict({key: state[key] for key in ("state", "param_groups")})
+
+
+def test_an_optimizer_with_groups_of_its_own_keeps_the_rate_of_the_checkpoint():
+    model = nn.Linear(3, 2)
+    optimizer = Averaged(model.parameters(), lr=1.0, momentum=0.9)
+    optimizer.inner.param_groups[0]["lr"] = 0.002
+    resumed = Averaged(model.parameters(), lr=0.5, momentum=0.9)
+    resume_optimizer(resumed, saved_optimizer(optimizer), changed=())
+    assert resumed.param_groups[0]["lr"] == 0.5 and resumed.inner.param_groups[0]["lr"] == 0.002
+
+
 def step(model, optimizer):
     optimizer.zero_grad()
     model(torch.tensor([[1.0, 2.0, 3.0]])).square().sum().backward()
