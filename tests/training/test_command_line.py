@@ -73,6 +73,8 @@ def program(python, folder, before, *settings):
 
 SCRIPT = "from training.script import run_script; run_script(lambda: print('a'))"
 FULL = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"
+HELP = f"sys.argv[1:] = ['--help']; runpy.run_path('{ROOT}/train.py', run_name='__main__')"
+BUFFERED = "sys.stdout = open(1, 'w', buffering=1 << 20)"  # longer than the help
 NO_READER = "read, write = os.pipe(); os.close(read); os.dup2(write, 1)"
 
 
@@ -111,12 +113,10 @@ def test_a_link_to_train_py_has_the_same_log_and_a_command_that_continues(python
     assert f"python {link} train.resume=" in (tmp_path / "out" / "train.log").read_text()
 
 
-@pytest.mark.parametrize(
-    "script", ["sys.argv[1:] = ['--help']; runpy.run_path('{root}/train.py', run_name='__main__')", SCRIPT]
-)
+@pytest.mark.parametrize("script", [HELP, f"{BUFFERED}; {HELP}", SCRIPT])
 def test_no_error_is_shown_if_the_reader_of_the_output_has_exited(python, tmp_path, script):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    code = f"import os, runpy, sys\n{NO_READER}\n{script.format(root=ROOT)}"
+    code = f"import os, runpy, sys\n{NO_READER}\n{script}"
     done = python.run("-c", code, cwd=tmp_path, env=environment, timeout=100)
     assert done.returncode == 1 and not done.stderr, done.stderr
 
