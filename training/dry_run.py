@@ -253,9 +253,8 @@ def check_aligned(trainer: Trainer, batch: Batch) -> None:
     def adds_up(outputs: torch.Tensor, labels: torch.Tensor) -> bool:
         """Whether the samples count on their own; also if it is not known."""
         labels = task.cast_labels(labels).clone()
-        if (
-            labels.is_floating_point() and (labels == labels[0]).all()
-        ):  # as in a folder of the first class: then a loss of all pairs is the same
+        # If all are equal, as in a folder of one class, a loss of all pairs is the same as one of the samples.
+        if labels.is_floating_point() and (labels == labels[0]).all():
             labels[0] = 1 - labels[0]
         rows = [slice(None), *(slice(at, at + 1) for at in range(len(labels)))]
         whole, *each = (float(task.loss_function(as_float(outputs[row]), labels[row]).mean()) for row in rows)

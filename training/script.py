@@ -7,8 +7,8 @@ import os
 import select
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -33,14 +33,25 @@ def run_script(main: Callable[[], object]) -> None:
             sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack the letters of a class's name
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
-        main()
-        print(end="", flush=True)  # here, where an error of it is a sentence
+        with flushing():
+            main()
     except (ExpectedError, OSError) as error:
         if isinstance(error, BrokenPipeError) and reader_has_exited():
             sys.exit(1)
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+@contextmanager
+def flushing() -> Iterator[None]:
+    """Writes what stdout's buffer has when the block ends, where an error of it is a sentence."""
+    try:
+        yield
+    except SystemExit:  # as after --help
+        print(end="", flush=True)
+        raise
+    print(end="", flush=True)
 
 
 def reader_has_exited() -> bool:
