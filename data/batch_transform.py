@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from data.augment import blend, erase_boxes, paste, random_boxes
 from data.errors import DataError, explained
@@ -228,9 +227,8 @@ class BatchTransform:
 
 def check_arguments(function: Callable[..., Any], count: int) -> None:
     """Raises DataError for a function of augment.transform that cannot be called with `count` arguments."""
-    call = function.forward if isinstance(function, nn.Module) else function
     try:
-        signature_of(call).bind(*[None] * count)
+        signature_of(function).bind(*[None] * count)
     except TypeError as error:
         raise DataError(
             f"augment.transform: {name_of(function)} is called with the images, and with the labels if it has a "
@@ -244,9 +242,8 @@ def takes_labels(step: Callable[..., Any]) -> bool:
     """Whether it has a parameter `labels`, or is from torchvision's v2, which passes labels on."""
     if type(step).__module__.startswith("torchvision.transforms.v2"):
         return True
-    call = step.forward if isinstance(step, nn.Module) else step
     try:
-        return "labels" in signature_of(call).parameters
+        return "labels" in signature_of(step).parameters
     except ValueError:  # some builtins have no signature
         return False
 
